@@ -285,7 +285,7 @@ def _measure(ranked: Mapping[str, Any], cluster: Cluster, place: Path, *, every:
         is_long = True  # ranks in a long step may not end within the grace period; the steps before it count
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
-    made = [one for one in runs.glob("*") if one not in before and not one.is_symlink()]
+    made = [one for one in runs.glob("*") if one not in before and one.is_dir() and not one.is_symlink()]
     telemetry = read_run(made[0]).telemetry if made else None
     times = [time_ms for one in telemetry or () if (time_ms := cycle_ms(one, every=every)) is not None]
     if (is_long or process.returncode == 0) and times:

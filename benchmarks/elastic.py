@@ -1,10 +1,13 @@
 """Kill one of two workers, and time how long the other needs to a step of its own: an elastic run, and torchft beside it.
 
-    python benchmarks/elastic.py [--times 10] [--torchft FOLDER] [--minutes 10] [--seed 0] [--fresh]
+    python benchmarks/elastic.py [--times 10] [--stopped 5] [--torchft FOLDER] [--minutes 10] [--seed 0] [--fresh]
 
 Ours is `ttlaunch run data_parallel -n 2 --elastic 1:2` on this machine, two workers that differ from one process in no bit: after
 SIGKILL at a random moment the other one has to have made a step without it within 1 s and the time of the leaves that it
 computes anew, here at most two steps, and the SHA-256 at the end has to be that of a run that nobody disturbed.
+
+With `--stopped`, a worker gets SIGSTOP in place of SIGKILL. It has to be killed, as hung, within 5.5 s: steps are short here, so it may
+be silent for 5 s. From then on the limits are those of a worker that is killed.
 
 torchft is in no extra. Its wheel goes into a folder outside of the repository, without its requirement of torch:
 
@@ -38,6 +41,7 @@ from typing import IO, Any
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / ".benchmarks" / "elastic.jsonl"
 LIMIT_S = 1.0
+HUNG_S = 5.5
 _STEPS = 120
 _FROM, _TO = 25, 60  # the steps after which somebody is killed
 _WAIT_S = 120.0
@@ -50,6 +54,7 @@ def main() -> int:
     """Make the rounds that are missing, and print what all have measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--times", type=int, default=10, help="rounds of each way (default 10)")
+    parser.add_argument("--stopped", type=int, default=0, help="rounds in which a worker is stopped (default 0)")
     parser.add_argument("--torchft", type=Path, help="the folder with torchft; without it only ours is measured")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -62,10 +67,12 @@ def main() -> int:
         folder = options.torchft.resolve()
         ways["torchft, 5 s"] = lambda chance: _torchft(folder, chance, heartbeat_ms=5000)
         ways["torchft, 1 s"] = lambda chance: _torchft(folder, chance, heartbeat_ms=1000)
+    ways["ours, stopped"] = lambda chance: _ours(chance, stop=True)
+    times = {"ours, undisturbed": 1, "ours, stopped": options.stopped}
     ends = time.monotonic() + 60 * options.minutes
-    for number in range(options.times):
+    for number in range(max(options.times, options.stopped)):
         for way, measure in ways.items():
-            wanted = 1 if way == "ours, undisturbed" else number + 1
+            wanted = min(times.get(way, options.times), number + 1)
             if len([line for line in _kept() if line["way"] == way]) < wanted and time.monotonic() < ends:
                 _keep({"way": way, **measure(random.Random(f"{options.seed} {way} {number}"))})  # noqa: S311
     return _show(_kept())
@@ -77,21 +84,27 @@ def _show(lines: list[Round]) -> int:
         hashes.setdefault(line["way"], set()).add(str(line["sha256"])[:8])
     right = hashes.get("ours, undisturbed", set())
     missed = 0
-    for way in ("ours", "torchft, 5 s", "torchft, 1 s"):
+    for way in ("ours", "ours, stopped", "torchft, 5 s", "torchft, 1 s"):
         rounds = [line for line in lines if line["way"] == way]
         if not rounds:
             continue
         seconds = [line["seconds"] for line in rounds]
         over = [line for line in rounds if line["seconds"] > LIMIT_S + 2 * line["step_s"]]
-        limit = f"(limit {LIMIT_S:g} s and two steps; {len(over)} above)" if way == "ours" else ""
+        is_ours = way.startswith("ours")
+        limit = f"(limit {LIMIT_S:g} s and two steps; {len(over)} above)" if is_ours else ""
         step_s = statistics.median(line["step_s"] for line in rounds)
         print(
             f"{way:14} {len(rounds):3} kills: to a step without it {_spread(seconds)} s {limit}; a step {step_s:.3f} s"
         )
-        same = len([line for line in rounds if str(line["sha256"])[:8] in right]) if way == "ours" else 0
-        shown = f"{same} of {len(rounds)} as undisturbed (all)" if way == "ours" else f"{len(hashes[way])} different"
+        same = len([line for line in rounds if str(line["sha256"])[:8] in right]) if is_ours else 0
+        shown = f"{same} of {len(rounds)} as undisturbed (all)" if is_ours else f"{len(hashes[way])} different"
         print(f"{'':14} SHA-256 at the end: {shown}: {', '.join(sorted(hashes[way]))}")
-        missed += (len(over) + len(rounds) - same) if way == "ours" else 0
+        missed += (len(over) + len(rounds) - same) if is_ours else 0
+        hung = [line["hung_s"] for line in rounds if "hung_s" in line]
+        if hung:
+            late = sum(one > HUNG_S for one in hung)
+            print(f"{'':14} from SIGSTOP until it was killed: {_spread(hung)} s (limit {HUNG_S:g} s; {late} above)")
+            missed += late
     print(f"{missed} missed (at most 0); load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     return int(missed > 0)
 
@@ -108,7 +121,7 @@ def _undisturbed(_chance: random.Random) -> Round:
         return {"seconds": 0.0, "step_s": 0.0, "sha256": _finish(process)}
 
 
-def _ours(chance: random.Random) -> Round:
+def _ours(chance: random.Random, *, stop: bool = False) -> Round:
     with _run() as (process, folder):
         victim, last = chance.choice([0, 1]), chance.randint(_FROM, _TO)
         survivor = 1 - victim
@@ -116,14 +129,26 @@ def _ours(chance: random.Random) -> Round:
         time.sleep(chance.uniform(0, 0.3))
         before = _applied(folder, survivor)
         epoch = _epoch(folder, survivor)
-        began = time.time()
-        os.kill(_pid(folder, victim), signal.SIGKILL)
+        began, pid = time.time(), _pid(folder, victim)
+        os.kill(pid, signal.SIGSTOP if stop else signal.SIGKILL)
+        more: Round = {}
+        if stop:
+            for state in (True, False):
+                _await(lambda: [_is_stopped(pid)], lambda found, state=state: found == [state], process)
+            more, began = {"hung_s": time.time() - began}, time.time()
         # The first report of an epoch says from which step it starts, the next one that a step was made without the victim.
         done = _await(lambda: _applied(folder, survivor, after_epoch=epoch), lambda found: len(found) > 1, process)
         after = done[1][1]
         times = [moment for _, moment in before[-21:]]
         step_s = (times[-1] - times[0]) / max(1, len(times) - 1)
-        return {"seconds": after - began, "step_s": step_s, "sha256": _finish(process)}
+        return {"seconds": after - began, "step_s": step_s, "sha256": _finish(process), **more}
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

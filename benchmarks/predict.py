@@ -1,7 +1,7 @@
 """How far predictions are from real runs: the time of a step, the memory of tensors and of processes, `--fits`, and the choice of a schedule.
 
     PYTHONPATH=. python benchmarks/predict.py [--minutes 5] [--kept FILE]     more trials, added to those that are kept
-    PYTHONPATH=. python benchmarks/predict.py --only fits                     only trials of `time`, `memory`, `fits` or `schedule`
+    PYTHONPATH=. python benchmarks/predict.py --only fits                     only trials of `time`, `memory`, `fits`, `large` or `schedule`
     PYTHONPATH=. python benchmarks/predict.py --minutes 0                     only the figures of those that are kept
     PYTHONPATH=. python benchmarks/predict.py --minutes 0 --plot docs/explanation/predicted.svg
 
@@ -11,8 +11,9 @@ too restless to say what was true. The first run measures its tensors, the secon
 
 A trial of memory takes the same models, and makes only two runs of three steps: one measures its tensors, and one its processes.
 
-A trial of `--fits` takes a random model, small enough to be done in a minute, and a limit within `NEAR` of what the prediction needs, and runs each rank in a control group with this limit: the
-run fits if the kernel kills no rank. Where no such group can be made, the memory of ranks that is no file is sampled 50 times a second.
+A trial of `--fits` takes a random model, and a limit within `NEAR` of what the prediction needs, and runs each rank in a control group with this limit: the
+run fits if the kernel kills no rank. Half of the trials have models that are done in seconds and need 0.2 to 0.8 GB, of which the reserve of `--fits` is a large part;
+the others (`--only large`) need 1 to 6 GB, and take a minute each. Where no such group can be made, the memory of ranks that is no file is sampled 50 times a second.
 
 A trial of a schedule calibrates each schedule of a random pipeline with two stages, and runs each `ROUNDS` times in turns. The smallest of its medians
 counts, because noise only adds. A prediction is right if the schedule whose predicted step is the shortest is the quickest, or nearly. A trial counts
@@ -35,7 +36,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import psutil
 
@@ -72,13 +73,24 @@ PIPELINES, ROUNDS, NEARLY, RIGHT = 10, 3, 0.03, 0.9
 _TICK_S = 0.02
 
 
+class Size(NamedTuple):
+    """How large random models are: the kind of trial, the fewest and the most 64s of their width, and of their blocks."""
+
+    kind: str
+    widths: tuple[int, int]
+    blocks: tuple[int, int]
+
+
+SMALL, LARGE = Size("fits", (2, 10), (2, 6)), Size("large", (12, 20), (4, 8))
+
+
 def main() -> int:
     """Make trials until the time is over, then print all figures with their limits; status 1 if one is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--kept", type=Path, default=Path("predict-trials.jsonl"))
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--only", choices=("time", "memory", "fits", "schedule"))
+    parser.add_argument("--only", choices=("time", "memory", "fits", "large", "schedule"))
     order = parser.parse_args()
     kept = read_kept(order.kept)
     until = time.monotonic() + order.minutes * 60
@@ -111,7 +123,9 @@ def missing(kept: list[dict[str, Any]], *, only: str | None) -> Iterator[tuple[s
         if f"memory of {name}" not in done and only == "memory":
             yield f"memory of {name}", lambda of=(recipe, ranks, model): memory_trial(*of)
         if place < FITS and f"fits {place}" not in done and only in {None, "fits"}:
-            yield f"fits {place}", lambda of=place: fits_trial(of)
+            yield f"fits {place}", lambda of=place: fits_trial(of, SMALL)
+        if place < FITS and f"large {place}" not in done and only == "large":
+            yield f"large {place}", lambda of=place: fits_trial(of, LARGE)
         if place < PIPELINES and f"schedule {place}" not in done and only in {None, "schedule"}:
             yield f"schedule {place}", lambda of=place: schedule_trial(of)
 
@@ -185,13 +199,13 @@ def memory_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
     }
 
 
-def fits_trial(number: int) -> dict[str, Any]:
+def fits_trial(number: int, size: Size) -> dict[str, Any]:
     """Ask whether a random model fits into a limit near what it needs, and see whether it does."""
     chance = random.Random(number)
     recipe = RECIPES[number % len(RECIPES)]
     model = {
-        "embedding_dim": 64 * chance.randint(2, 10),
-        "num_blocks": 4 if recipe == "pipeline_parallel" else chance.randint(2, 6),
+        "embedding_dim": 64 * chance.randint(*size.widths),
+        "num_blocks": 4 if recipe == "pipeline_parallel" else chance.randint(*size.blocks),
         "max_sequence_length": chance.choice((32, 64, 128)),
     }
     values = {**settings(recipe, {}, steps=3), **{f"transformer_config.{key}": one for key, one in model.items()}}
@@ -199,10 +213,10 @@ def fits_trial(number: int) -> dict[str, Any]:
     ranks = chance.choice((1, 2))
     found = predict(ttlaunch.plan(recipe, ranks=ranks, set=values))
     if isinstance(found, NotPredicted):
-        return {"kind": "fits", "refused": found.reason}
+        return {"kind": size.kind, "refused": found.reason}
     needed = needed_bytes(found)
     limit = int(needed * chance.uniform(1 - NEAR, 1 + NEAR))
-    row = {"kind": "fits", "recipe": recipe, "needed": needed, "limit": limit, "said": needed <= limit}
+    row = {"kind": size.kind, "recipe": recipe, "needed": needed, "limit": limit, "said": needed <= limit}
     row["ranks"] = [[one.peak, one.saved, unreclaimable_bytes(found, one)] for one in found.ranks]
     start = partial(ttlaunch.run, recipe, ranks=ranks, set=values)
     with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
@@ -219,7 +233,7 @@ def fits_trial(number: int) -> dict[str, Any]:
         "each": list(groups.peaks.values()),
         "fits": not groups.killed,
     }
-    return row if groups.killed or report.status == "done" else {"kind": "fits", "refused": report.status}
+    return row if groups.killed or report.status == "done" else {"kind": size.kind, "refused": report.status}
 
 
 def schedule_trial(number: int) -> dict[str, Any]:
@@ -318,16 +332,13 @@ def judge_all(kept: list[dict[str, Any]]) -> int:
         [abs(said / real - 1) for row in kept for said, real in row.get(of, ())] for of in ("tensors", "processes")
     )
     exact = [said == real for row in kept for said, real in row.get("held", ())]
-    fits = [row for row in kept if row["kind"] == "fits" and "refused" not in row]
-    no = [row for row in fits if not row["said"]]
     pipelines = [row for row in kept if row["kind"] == "schedule" and "refused" not in row]
     chosen = [behind(row) for row in pipelines if all(map(is_steady, row["each_s"].values()))]
     refused = sum("refused" in row for row in kept)
-    memory = sum(row["kind"] == "memory" for row in kept)
+    memory, fits = (sum(row["kind"] in of for row in kept) for of in ({"memory"}, {SMALL.kind, LARGE.kind}))
     print(
-        f"{len(times)} trials of time, {memory} of memory, {len(fits)} of --fits, {len(pipelines)} of a schedule; {refused} were refused"
+        f"{len(times)} trials of time, {memory} of memory, {fits} of --fits, {len(pipelines)} of a schedule; {refused} were refused"
     )
-    unsafe = sum(row["said"] and not row["fits"] for row in fits)
     figures = [
         ("time: trials that count", part(len(counted), len(times)), ">=", COUNTED),
         ("time: mean error of those", mean(errors), "<=", TIME_MEAN),
@@ -336,8 +347,8 @@ def judge_all(kept: list[dict[str, Any]]) -> int:
         ("tensors at their peak: mean error", mean(tensors), "<=", PEAK_MEAN),
         ("tensors at their peak: largest error", max(tensors, default=math.nan), "<=", PEAK_WORST),
         ("processes: largest error", max(processes, default=math.nan), "<=", PROCESS_WORST),
-        ("--fits: said to fit, and does not", math.nan if not fits else unsafe, "<=", 0),
-        ("--fits: part of refused that fit", part(sum(row["fits"] for row in no), len(no)), "<=", WRONGLY_REFUSED),
+        *figures_of_fits(kept, SMALL, "0.2 to 0.8 GB"),
+        *figures_of_fits(kept, LARGE, "1 to 6 GB"),
     ]
     figures.append(("schedule: trials that count", part(len(chosen), len(pipelines)), ">=", COUNTED))
     right = part(sum(one <= NEARLY for one in chosen), len(chosen))
@@ -352,6 +363,20 @@ def judge_all(kept: list[dict[str, Any]]) -> int:
         said = "no limit" if limit is None else f"{sign} {limit:g}: {'met' if is_met else 'MISSED'}"
         print(f"  {name:46} {value:8.4f}   {said}")
     return int(missed > 0)
+
+
+def figures_of_fits(kept: list[dict[str, Any]], size: Size, words: str) -> Iterator[tuple[str, float, str, float]]:
+    """Yield how often `--fits` was wrong on either side, for models of one size."""
+    fits = [row for row in kept if row["kind"] == size.kind and "refused" not in row]
+    no = [row for row in fits if not row["said"]]
+    unsafe = sum(row["said"] and not row["fits"] for row in fits)
+    yield f"--fits, {words}: said to fit, and does not", unsafe if fits else math.nan, "<=", 0
+    yield (
+        f"--fits, {words}: part of refused that fit",
+        part(sum(row["fits"] for row in no), len(no)),
+        "<=",
+        WRONGLY_REFUSED,
+    )
 
 
 def part(count: int, of: int) -> float:
