@@ -15,6 +15,7 @@ gives it where the shim, too, is in the group.
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Self
 
 _ROOT = Path("/sys/fs/cgroup/memory")
 _TICK_S = 0.02
+_LEAVE_S = 10.0
 _BASE, _IS_IN = "BENCH_GROUPS_OF_RANKS", "BENCH_RANK_IS_IN_GROUP"
 _ENTER = f"""import os, sys
 if sys.orig_argv[1:3] == ["-m", "ttlaunch.runtime"] and "{_IS_IN}" not in os.environ:
@@ -64,7 +66,7 @@ class Groups:
         base = _ROOT / str(_own()).lstrip("/") / f"ttl-bench-{os.getpid()}"
         for rank, group in [(None, base), *((rank, base / f"rank-{rank}") for rank in self._limits)]:
             group.mkdir()
-            self._made.callback(group.rmdir)
+            self._made.callback(_remove, group)
             if rank is not None:
                 self._groups[rank] = group
                 (group / "memory.limit_in_bytes").write_text(str(self._limits[rank]))
@@ -88,6 +90,20 @@ class Groups:
                 held = _numbers(group / "memory.stat")
                 kept = int((group / "memory.kmem.usage_in_bytes").read_text())
                 self.peaks[rank] = max(self.peaks[rank], held["rss"] + held.get("shmem", 0) + kept)
+
+
+def _remove(group: Path) -> None:
+    """Remove a group; the kernel keeps it for a moment after its last process has ended."""
+    ends = time.monotonic() + _LEAVE_S
+    while True:
+        try:
+            group.rmdir()
+        except OSError:
+            if time.monotonic() > ends:
+                raise
+            time.sleep(_TICK_S)
+        else:
+            return
 
 
 def _own() -> str | None:
