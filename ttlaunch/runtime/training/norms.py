@@ -10,9 +10,9 @@ L = leaves.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,11 @@ from ttlaunch.spec.recipe.blocks import aligned_subtrees
 LEAF_VALUES = 16
 """The border that `FlatParameters` begins each parameter at."""
 
-_LEAVES_AT_ONCE = 8_192
+_LEAVES_AT_ONCE = 2**13
 """torch makes float64 copies of what it takes the norm of: of the whole vector, it would be twice as large as the gradient."""
+
+_PIECE_LEAVES = 2**16
+"""The leaves that are added at once, a power of two. All of them, with the sums of each level, would be 1.25 bytes for each value of the gradient."""
 
 Node = tuple[int, range]
 """The parameter that a sum is of, and the leaves that it is over."""
@@ -61,37 +64,55 @@ class SquaredNorms:
         """
         self.nodes: list[Node] = []
         self._run = range(parts[0].values.start, _padded(parts[-1].values.stop)) if parts else range(0)
-        leaves_of: list[range] = []
+        self._pieces_of: list[int] = []  # by node
+        pieces: list[range] = []
         for part in parts:
             first, count = part.first // LEAF_VALUES, -(-len(part.values) // LEAF_VALUES)
             shift = (part.values.start - self._run.start) // LEAF_VALUES - first
             for leaves in aligned_subtrees(range(first, first + count)):
                 self.nodes.append((part.parameter, leaves))
-                leaves_of.append(range(leaves.start + shift, leaves.stop + shift))
-        self._order = sorted(range(len(leaves_of)), key=lambda node: len(leaves_of[node]), reverse=True)
-        self._leaves = [leaves_of[node] for node in self._order]
-        self._of_size = Counter(map(len, leaves_of))
+                starts = range(leaves.start + shift, leaves.stop + shift, min(len(leaves), _PIECE_LEAVES))
+                pieces += (range(start, start + starts.step) for start in starts)
+                self._pieces_of.append(len(starts))
+        self._batches = [_Batch(batch) for batch in _batches(pieces)]
 
     def sums(self, grads_N: Tensor) -> list[float]:
         """The sum of squares at each of `nodes`; the vector is only read.
 
-        Cost: one pass over the values, and a few additions for each leaf, on the vector's device.
+        Cost: one pass over the values, and a few additions for each leaf, on the vector's device; 3 MB, however long the vector is.
         """
-        if not self.nodes:
-            return []
         leaves = grads_N[self._run.start : self._run.stop].view(-1, LEAF_VALUES)
+        pieces = chain.from_iterable(batch.sums(leaves) for batch in self._batches)
+        return [_top_of([*islice(pieces, count)]) for count in self._pieces_of]
+
+
+class _Batch:
+    """Small subtrees, neighbours in a vector, whose leaves are added up together."""
+
+    def __init__(self, pieces: Sequence[range]) -> None:
+        """Plan the additions; `pieces` are the leaves of each subtree, in order and without gaps except for the padding."""
+        self._leaves = slice(pieces[0].start, pieces[-1].stop)
+        self._order = sorted(range(len(pieces)), key=lambda piece: len(pieces[piece]), reverse=True)
+        self._ordered = [
+            slice(pieces[at].start - self._leaves.start, pieces[at].stop - self._leaves.start) for at in self._order
+        ]
+        self._of_size = Counter(map(len, pieces))
+
+    def sums(self, leaves: Tensor) -> list[float]:
+        """The sum of squares of each subtree; `leaves` has all leaves of the vector, shape `(leaves, LEAF_VALUES)`."""
+        own = leaves[self._leaves]
         # Zeros, because they are read also where nothing is computed (`hollow.py`).
-        norms_L = torch.zeros(len(leaves), dtype=torch.float64, device=leaves.device)
-        for norms, values in zip(norms_L.split(_LEAVES_AT_ONCE), leaves.split(_LEAVES_AT_ONCE), strict=True):
+        norms_L = torch.zeros(len(own), dtype=torch.float64, device=own.device)
+        for norms, values in zip(norms_L.split(_LEAVES_AT_ONCE), own.split(_LEAVES_AT_ONCE), strict=True):
             torch.linalg.vector_norm(values, dim=1, dtype=torch.float64, out=norms)
         norms_L.square_()
         # numpy needs less time for each of the small additions; a GPU's memory stays where it is.
         sums_L: Any
         join: Any
         sums_L, join = (norms_L.numpy(), np.concatenate) if norms_L.is_cpu else (norms_L, torch.cat)
-        # The largest nodes come first. So while every node left has two sums or more, neighbours belong to one node, and nodes that
-        # have come down to one sum are the last ones.
-        left = join([sums_L[some.start : some.stop] for some in self._leaves])
+        # The largest subtrees come first. So while each that is left has two sums or more, neighbours belong to one of them, and those
+        # that have come down to one sum are the last ones.
+        left = join([sums_L[piece] for piece in self._ordered])
         done = []
         size = 1
         while len(left):
@@ -101,6 +122,25 @@ class SquaredNorms:
             size *= 2
         by_order = join(done[::-1]).tolist()
         return [total for _, total in sorted(zip(self._order, by_order, strict=True))]
+
+
+def _batches(pieces: Sequence[range]) -> Iterator[list[range]]:
+    """Divide subtrees into runs of at most `_PIECE_LEAVES` leaves each, padding included."""
+    batch: list[range] = []
+    for piece in pieces:
+        if batch and piece.stop - batch[0].start > _PIECE_LEAVES:
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
+
+
+def _top_of(sums: list[float]) -> float:
+    """The sum at the top of a tree, from the sums at as many of its nodes of one level as there are."""
+    while len(sums) > 1:
+        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
 
 
 def join_sums(sums: Iterable[tuple[Node, float]]) -> dict[int, float]:
