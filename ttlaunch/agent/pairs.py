@@ -30,14 +30,15 @@ _TRY, _MEASURE = b"t", b"m"
 _LOAD = 64 * 1024  # many packets of any size, so that a way which loses large ones is noticed
 _PINGS = 30
 _CHUNK = 1024 * 1024
-_DONE = b"k"
+_SOME, _DONE = b"s", b"k"  # a part of the test load, or the rest of it, has arrived
 
 
 def main(arguments: dict[str, Any]) -> int:
     """Serve until the frame `end`, or the end of standard input, beyond which it reads nothing: another script may follow.
 
     Args:
-        arguments: `name` and `address` of this host, `token` (hexadecimal), `timeout_s` for reaching all peers.
+        arguments: `name` and `address` of this host, `token` (hexadecimal), `timeout_s` in which something has to come from a peer,
+            `longest_s` for reaching all peers.
     """
     token = bytes.fromhex(arguments["token"])
     try:
@@ -53,7 +54,8 @@ def main(arguments: dict[str, Any]) -> int:
             return 0
         header = frame[0]
         if header["kind"] == "reach":
-            results = _reach(header["peers"], token, timeout_s=arguments["timeout_s"])
+            limits = {name: arguments[name] for name in ("timeout_s", "longest_s")}
+            results = _reach(header["peers"], token, **limits)
             contract.send_frame({"kind": "reached", "results": results})
         else:
             contract.send_frame({"kind": "measured", **_measure(header["peer"], token, seconds=header["seconds"])})
@@ -88,8 +90,7 @@ class _Guest:
         size = self._connection.recv_into(buffer)
         if self._greeting.endswith(_TRY):
             self._received += size
-            if self._received == _LOAD:
-                self._connection.sendall(_DONE)
+            self._connection.sendall(_DONE if self._received == _LOAD else _SOME)
             return bool(size)
         return self._receive_measuring(size, buffer)
 
@@ -132,6 +133,10 @@ class _Attempt:
     """A test of one connection to a peer, in steps that never wait.
 
     The steps: connect, send the token, check the peer's proof of identity, send a load, read that the load has arrived.
+
+    Attributes:
+        moved: When a part of the load was last said to have arrived, as `time.monotonic()`; at first, when the attempt began. A slow
+            or busy way takes long for all of it, but one that loses large packets brings none.
     """
 
     def __init__(self, peer: Sequence[Any], token: bytes) -> None:
@@ -146,7 +151,7 @@ class _Attempt:
         self.events = selectors.EVENT_WRITE
         self.connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.connection.settimeout(0.0)
-        self._began = time.monotonic()
+        self._began = self.moved = time.monotonic()
         with contextlib.suppress(BlockingIOError):
             self.connection.connect((address, port))
 
@@ -167,25 +172,35 @@ class _Attempt:
         return not events & selectors.EVENT_READ or self._receive()
 
     def _receive(self) -> bool:
-        part = self.connection.recv(_PROOF + 1 - len(self._received))
-        self._received += part
-        if not part or not self._expected.startswith(self._received[:_PROOF]):
+        if len(self._received) < _PROOF:
+            return self._receive_proof()
+        answers = self.connection.recv(_LOAD)
+        self.moved = time.monotonic()
+        if answers.strip(_SOME) not in (b"", _DONE) or not answers:
             self.problem = "another machine answers at its address"
             return False
-        if len(self._received) < _PROOF:
-            return True
-        if len(self._received) > _PROOF:
+        if answers.endswith(_DONE):
             self.problem = None
             return False
-        self.problem = "large packets are lost"
-        self.events = selectors.EVENT_READ | selectors.EVENT_WRITE
+        return True
+
+    def _receive_proof(self) -> bool:
+        part = self.connection.recv(_PROOF - len(self._received))
+        self._received += part
+        if not part or not self._expected.startswith(self._received):
+            self.problem = "another machine answers at its address"
+            return False
+        if len(self._received) == _PROOF:
+            self.problem = "large packets are lost"
+            self.events = selectors.EVENT_READ | selectors.EVENT_WRITE
         return True
 
 
-def _reach(peers: list[list[Any]], token: bytes, *, timeout_s: float) -> list[list[Any]]:
+def _reach(peers: list[list[Any]], token: bytes, *, timeout_s: float, longest_s: float) -> list[list[Any]]:
     """Connect to all peers; for each return its name, the seconds until it accepted, and the problem, None if there is none."""
     results = []
-    end = time.monotonic() + timeout_s
+    began = time.monotonic()
+    end = began + timeout_s
     with selectors.DefaultSelector() as selector:
         for peer in peers:
             try:
@@ -203,6 +218,7 @@ def _reach(peers: list[list[Any]], token: bytes, *, timeout_s: float) -> list[li
                     goes_on = True
                 except OSError as error:
                     attempt.problem, goes_on = _reason(error), False
+                end = max(end, min(attempt.moved + timeout_s, began + longest_s))
                 if goes_on:
                     selector.modify(attempt.connection, attempt.events, attempt)
                 else:

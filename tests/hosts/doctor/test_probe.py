@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from importlib.metadata import version
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -302,7 +304,7 @@ def test_an_address_that_the_host_does_not_have_is_told():
 def test_a_stranger_who_answers_in_a_host_s_place_is_not_taken_for_it():
     """As when two machines have one address: whoever answers knows the token, but is somebody else."""
     transport = LocalTransport("one")
-    arguments = {"name": "other", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 3.0}
+    arguments = {"name": "other", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 3.0, "longest_s": 9.0}
     listening = start_script(transport, "pairs", arguments=arguments, timeout_s=5.0)
     asking = start_script(transport, "pairs", arguments=arguments | {"name": "one"}, timeout_s=5.0)
     port = listening.expect(timeout_s=5.0)[0]["port"]
@@ -315,9 +317,45 @@ def test_a_stranger_who_answers_in_a_host_s_place_is_not_taken_for_it():
     assert [("third", "another machine answers at its address")] == [(name, said) for name, _, said in results]
 
 
+@pytest.mark.parametrize(
+    ("passes", "pause_s", "problem"),
+    [(2**20, 0.1, None), (9_000, 0.1, "large packets are lost"), (2**20, 0.8, "large packets are lost")],
+    ids=["slow", "lossy", "too slow"],
+)
+def test_a_slow_way_is_no_way_that_loses_large_packets(passes, pause_s, problem):
+    """What counts is whether anything arrives: on a slow cable that other traffic shares, the whole load takes longer."""
+    with closing(LocalTransport("one")) as transport, ThreadPoolExecutor(1) as threads:
+        arguments = {"name": "other", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 0.4, "longest_s": 2.0}
+        listening = start_script(transport, "pairs", arguments=arguments, timeout_s=5.0)
+        asking = start_script(transport, "pairs", arguments=arguments | {"name": "one"}, timeout_s=5.0)
+        port = listening.expect(timeout_s=5.0)[0]["port"]
+        asking.expect(timeout_s=5.0)
+        with socket.create_server(("127.0.0.1", 0)) as way:
+            carrying = threads.submit(carry, way, port, passes=passes, pause_s=pause_s)
+            asking.send({"kind": "reach", "peers": [["other", *way.getsockname()]]}, timeout_s=5.0)
+            [[_, _, found]] = asking.expect(timeout_s=5.0)[0]["results"]
+            carrying.result()
+    assert problem == found
+
+
+def carry(way, port, *, passes, pause_s):
+    """Carry 8 kB towards a port at a time, with pauses, until so many bytes have passed, and every answer; until the caller has gone."""
+    with way.accept()[0] as caller, socket.create_connection(("127.0.0.1", port)) as server, suppress(OSError):
+        server.settimeout(5.0)
+        passes -= 33
+        server.sendall(caller.recv(33))
+        caller.sendall(server.recv(32))
+        while data := caller.recv(min(8_192, passes) or 1):
+            if passes:
+                server.sendall(data)
+                passes -= len(data)
+                time.sleep(pause_s)
+                caller.sendall(server.recv(100))
+
+
 def test_a_stranger_who_knows_no_token_is_sent_away():
     transport = LocalTransport("one")
-    arguments = {"name": "one", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 3.0}
+    arguments = {"name": "one", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 3.0, "longest_s": 9.0}
     script = start_script(transport, "pairs", arguments=arguments, timeout_s=5.0)
     port = script.expect(timeout_s=5.0)[0]["port"]
 

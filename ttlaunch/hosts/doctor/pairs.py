@@ -16,7 +16,7 @@ from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.host_scripts import Listening, Measured, Reached
 
 START_S = 5.0
-REACH_S = 3.0
+REACH_S, LONGEST_REACH_S = 3.0, 15.0
 MEASURE_S = 0.5
 _MARGIN_S = 3.0
 
@@ -125,7 +125,7 @@ class _PairScripts:
 
     def reach(self) -> None:
         """Let all hosts connect to all others, at the same time."""
-        deadline = REACH_S + _MARGIN_S
+        deadline = LONGEST_REACH_S + _MARGIN_S
         for transport, answer in on_each(
             self._ready, self._reach, timeout_s=deadline, most_at_once=_all_at_once(self._ready)
         ):
@@ -159,6 +159,7 @@ class _PairScripts:
             "address": self._addresses[transport.host],
             "token": self._token,
             "timeout_s": REACH_S,
+            "longest_s": LONGEST_REACH_S,
         }
         pythons = self._pythons.get(transport.host, ())
         python = (self._interpreters or {}).get(transport.host) or Interpreter(transport)
@@ -180,7 +181,7 @@ class _PairScripts:
         stream = self._streams[host]
         asked = {name: peer for name, peer in self._peers.items() if name != host}
         stream.send({"kind": "reach", "peers": list(asked.values())}, timeout_s=REACH_S)
-        answer = stream.answer(Reached, timeout_s=REACH_S + _MARGIN_S)
+        answer = stream.answer(Reached, timeout_s=LONGEST_REACH_S + _MARGIN_S)
         return [Pair(host, target, seconds, problem) for target, seconds, problem in answer.results if target in asked]
 
     def _measure_both(self, one: str, other: str) -> None:
