@@ -140,17 +140,6 @@ def stranger(folder, **who):
 
 
 @contextmanager
-def stranger_on_another_host(directory):
-    """A stream to rank 0 by mutual TLS, of whoever has the certificate of rank 1."""
-    found = directory.certificates
-    credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.own)
-    options = [("grpc.ssl_target_name_override", peer_name(0))]
-    address = directory.addresses[0].network
-    with grpc.secure_channel(address, credentials, options=options) as channel, stream_on(channel) as stream:
-        yield stream
-
-
-@contextmanager
 def stream_on(channel, *, rank="1", incarnation="0", world="run 1"):
     frames = queue.Queue()
     call = channel.stream_stream("/ttlaunch.v1.Peer/Link")(
@@ -247,16 +236,6 @@ def test_a_lane_that_breaks_between_two_ranks_that_live_is_a_loss_for_both(tmp_p
             PeerLostError, match=r"^rank 0 \(peer\) is gone: its lane broke: no buffer space available$"
         ):
             sending.wait()
-
-
-def test_a_message_between_hosts_that_is_larger_than_a_frame_may_be_ends_the_stream(hosts):
-    first, second = hosts(2)
-    with opened([first]) as (comm,), stranger_on_another_host(second) as (frames, call):
-        waiting = comm.irecv(torch.empty(3), source=1)
-        frames.put(bytes(2 * MOST_BYTES))
-        assert grpc.StatusCode.RESOURCE_EXHAUSTED == call.code()
-        with pytest.raises(PeerLostError):
-            waiting.wait()
 
 
 def test_a_second_stream_of_a_rank_is_refused_and_the_first_goes_on(tmp_path):

@@ -10,13 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ttlaunch.runtime.comm.grpc import lanes
+from ttlaunch.runtime.comm.grpc import doors, wires
 from ttlaunch.runtime.comm.grpc.channel_state import Channel
 from ttlaunch.runtime.comm.grpc.channels import Fence, Outgoing
+from ttlaunch.runtime.comm.grpc.doors import LANE, Door, door_of, open_lane
 from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES, BadFrameError
-from ttlaunch.runtime.comm.grpc.lanes import LANE, Door, Lane, door_of, open_lane
+from ttlaunch.runtime.comm.grpc.lanes import Lane
 from ttlaunch.runtime.comm.grpc.links import Links
 from ttlaunch.runtime.comm.grpc.peers import WORKER
+from ttlaunch.runtime.comm.grpc.wires import PlainWire
 
 SIZES = (1, 112, 5_000, 20_000, 300_000, MOST_BYTES)
 
@@ -24,9 +26,9 @@ SIZES = (1, 112, 5_000, 20_000, 300_000, MOST_BYTES)
 class End:
     """One end of a lane: the frames that it sends, in order, and those that came."""
 
-    def __init__(self, connection, to_send=()):
+    def __init__(self, wire, to_send=()):
         self.to_send, self.came = list(to_send), []
-        self.lane = Lane(connection, guard=nullcontext(), take=self.take, feed=self.feed)
+        self.lane = Lane(wire, guard=nullcontext(), take=self.take, feed=self.feed)
 
     def take(self):
         if not self.to_send:
@@ -38,6 +40,10 @@ class End:
         self.came.append(bytes(data))
 
 
+def plain_wires():
+    return map(PlainWire, socket.socketpair())
+
+
 def within(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 20))
 
@@ -45,12 +51,12 @@ def within(coroutine):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kernel_bytes", [2_000, 2**20])
 def test_frames_of_any_size_come_whole_and_in_order_both_ways(monkeypatch, seed, kernel_bytes):
-    monkeypatch.setattr(lanes, "_SOCKET_BYTES", kernel_bytes)
+    monkeypatch.setattr(wires, "_SOCKET_BYTES", kernel_bytes)
     rng = random.Random(seed)  # noqa: S311 - no secret
     there, back = ([rng.randbytes(rng.choice(SIZES)) for _ in range(20)] for _ in range(2))
 
     async def exchange():
-        first, second = (End(*pair) for pair in zip(socket.socketpair(), (there, back), strict=True))
+        first, second = (End(*pair) for pair in zip(plain_wires(), (there, back), strict=True))
         first.lane.pump()
         second.lane.pump()
         while len(second.came) < len(there) or len(first.came) < len(back):  # noqa: ASYNC110
@@ -66,7 +72,7 @@ def test_what_is_left_comes_before_the_goodbye_though_the_reader_is_slow():
     frames = [bytes([number]) * MOST_BYTES for number in range(5)]
 
     async def exchange():
-        ours, theirs = socket.socketpair()
+        ours, theirs = plain_wires()
         sender = End(ours, frames)
         finishing = asyncio.create_task(sender.lane.finish())
         await asyncio.sleep(0.05)
@@ -81,7 +87,7 @@ def test_what_is_left_comes_before_the_goodbye_though_the_reader_is_slow():
 
 def test_a_lane_whose_peer_is_gone_ends_in_both_directions():
     async def lose():
-        ours, theirs = socket.socketpair()
+        ours, theirs = plain_wires()
         sender = End(ours, [bytes(MOST_BYTES)] * 3)
         sender.lane.pump()
         theirs.close()
@@ -101,7 +107,7 @@ def test_a_frame_that_is_refused_ends_the_lane_and_what_follows_is_not_looked_at
 
     async def refuse():
         ours, theirs = socket.socketpair()
-        lane = Lane(ours, guard=nullcontext(), take=lambda: None, feed=feed)
+        lane = Lane(PlainWire(ours), guard=nullcontext(), take=lambda: None, feed=feed)
         theirs.send(b"\x01\0\0\0a\x01\0\0\0b")
         assert isinstance(await lane.ended, BadFrameError)
         assert theirs.recv(1) == b""
@@ -118,13 +124,13 @@ def test_a_door_lets_in_who_shows_the_secret_once_and_nobody_else(tmp_path, monk
         door = Door(place)
         with door.expect() as (secret, arriving):
             for wrong in (os.urandom(16).hex(), secret[:30], secret[2:] + "00"):
-                stranger = await open_lane(place, wrong)
+                stranger = (await open_lane(place, wrong)).connection
                 assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
                 stranger.close()
             assert not arriving.done()
-            ours = await open_lane(place, secret)
-            theirs = await arriving
-            again = await open_lane(place, secret)
+            ours = (await open_lane(place, secret)).connection
+            theirs = (await arriving).connection
+            again = (await open_lane(place, secret)).connection
             assert await asyncio.get_running_loop().sock_recv(again, 1) == b""
             await asyncio.get_running_loop().sock_sendall(ours, b"frame")
             assert await asyncio.get_running_loop().sock_recv(theirs, 10) == b"frame"
@@ -142,11 +148,11 @@ def test_a_connection_that_comes_as_its_call_is_cancelled_is_closed(tmp_path):
     async def cancel():
         door = Door(place)
         with suppress(asyncio.CancelledError), door.expect() as (secret, arriving):
-            friend = await open_lane(place, secret)
+            friend = (await open_lane(place, secret)).connection
             await asyncio.wait([arriving])
             raise asyncio.CancelledError
         assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(friend, 1), 1) == b""
-        assert arriving.result().fileno() < 0
+        assert arriving.result().connection.fileno() < 0
         friend.close()
         door.close()
 
@@ -172,9 +178,9 @@ def test_a_call_that_ended_before_its_lane_was_opened_leaves_no_lane_to_wait_for
             of_child.bind(str(door_of(path)))
             of_child.listen()
             links = Links.__new__(Links)
-            links.changed = threading.Condition()
+            links.changed, links._tls = threading.Condition(), None
             channel = Channel(Fence(lambda _: Outgoing(), epoch=0, incarnation=0))
-            route = SimpleNamespace(peer=None, address=SimpleNamespace(socket=path))
+            route = SimpleNamespace(peer=None, address=SimpleNamespace(socket=path, network=None))
             assert await asyncio.wait_for(links._exchange(route, EndedCall(), channel), 2)
 
     within(exchange())
@@ -182,15 +188,15 @@ def test_a_call_that_ended_before_its_lane_was_opened_leaves_no_lane_to_wait_for
 
 def test_who_shows_nothing_is_sent_away_and_a_friend_behind_too_many_of_them_is_let_in(tmp_path, monkeypatch):
     """The friend would never come again: the call that told it the secret goes on."""
-    monkeypatch.setattr(lanes, "_KNOCK_S", 0.1)
-    monkeypatch.setattr(lanes, "_MOST_KNOCKING", 2)
+    monkeypatch.setattr(doors, "_KNOCK_S", 0.1)
+    monkeypatch.setattr(doors, "_MOST_KNOCKING", 2)
     place = tmp_path / "rank-3.lane"
 
     async def knock():
         door, loop = Door(place), asyncio.get_running_loop()
-        silent = [await open_lane(place, "") for _ in range(5)]
+        silent = [(await open_lane(place, "")).connection for _ in range(5)]
         with door.expect() as (secret, arriving):
-            friend = await open_lane(place, secret)
+            friend = (await open_lane(place, secret)).connection
             (await asyncio.wait_for(arriving, 5)).close()
             friend.close()
         with suppress(ConnectionError):
@@ -210,7 +216,7 @@ def test_a_door_stands_where_that_of_an_earlier_life_was_left(tmp_path):
         left.close()
         door = Door(place)
         with door.expect() as (secret, arriving):
-            friend = await open_lane(place, secret)
+            friend = (await open_lane(place, secret)).connection
             (await arriving).close()
             friend.close()
         door.close()
@@ -222,7 +228,7 @@ def test_a_tensor_that_changes_after_its_transfer_was_abandoned_leaves_as_it_was
     tensor = bytearray(b"a" * MOST_BYTES)
 
     async def abandon():
-        ours, theirs = socket.socketpair()
+        ours, theirs = plain_wires()
         sender = End(ours, [memoryview(tensor)])
         sender.lane.pump()
         sender.lane.keep_left()

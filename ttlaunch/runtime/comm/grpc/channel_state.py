@@ -1,7 +1,7 @@
-"""The messages between two workers in one direction, and the stream and the lane that carry their frames; see `links.py`."""
+"""The messages between two workers in one direction, and the lane that carries their frames; see `links.py`."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ttlaunch.runtime.comm.grpc.channels import Fence, Incoming, Outgoing, Transfer
@@ -13,19 +13,17 @@ _End = TypeVar("_End", Outgoing, Incoming)
 
 @dataclass(eq=False)
 class Channel(Generic[_End]):
-    """One end of the messages between two workers, and the state of its stream.
+    """One end of the messages between two workers, and the state of its call and its lane.
 
     Attributes:
-        woken: Set when there may be frames to send.
-        is_awake: Whether `woken` is set, or frames are being sent.
-        lane: What frames go by; None between hosts, and while there is none.
-        task: What keeps the stream; None if there is none.
+        is_awake: Whether the lane will look for frames anyway.
+        lane: What frames go by; None while there is none.
+        task: What keeps the call; None if there is none.
         writing: The transfer whose last frame is being sent.
         lost: Why no more messages pass in this epoch.
     """
 
     fence: Fence[_End]
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
     is_awake: bool = False
     lane: Lane | None = None
     task: "asyncio.Task[Any] | None" = None
@@ -49,11 +47,9 @@ class Channel(Generic[_End]):
         self.lost = None
 
     def wake(self) -> None:
-        """Look for frames to send; in the thread of the streams."""
+        """Look for frames to send; in the thread of the lanes."""
         if self.lane is not None:
             self.lane.pump()
-        else:
-            self.woken.set()
 
     def close_lane(self) -> None:
         if self.lane is not None:

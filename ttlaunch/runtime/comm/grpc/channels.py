@@ -58,18 +58,11 @@ class Transfer:
 class Outgoing:
     """The messages to one rank."""
 
-    def __init__(
-        self,
-        *,
-        epoch: int = 0,
-        incarnation: int = 0,
-        inline_bytes: int = INLINE_BYTES,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        """Begin without a message; `inline_bytes` of -1 makes every message wait for its grant, `chunk_bytes` cuts long ones."""
+    def __init__(self, *, epoch: int = 0, incarnation: int = 0, inline_bytes: int = INLINE_BYTES) -> None:
+        """Begin without a message; `inline_bytes` of -1 makes every message wait for its grant."""
         self._epoch = epoch
         self._incarnation = incarnation
-        self._inline_bytes, self._chunk_bytes = inline_bytes, chunk_bytes
+        self._inline_bytes = inline_bytes
         self._posted: Counter[int] = Counter()  # by tag
         self._announcements: deque[Message] = deque()
         self._ready: deque[tuple[Message, Transfer]] = deque()
@@ -104,7 +97,7 @@ class Outgoing:
         if not self._ready:
             return None
         message, transfer = self._ready.popleft()
-        end = min(transfer.moved + self._chunk_bytes, transfer.layout.total)
+        end = min(transfer.moved + CHUNK_BYTES, transfer.layout.total)
         piece = transfer.view[transfer.moved : end]
         data = self._pack(Kind.DATA, message, transfer.layout, offset=transfer.moved, payload=piece)
         transfer.moved = end
@@ -264,7 +257,7 @@ class Fence(Generic[_End]):
     """One end of the messages between two ranks through all epochs; no frame reaches the end of another epoch.
 
     Ranks begin an epoch one after the other. What comes of a later epoch is kept in an end of its own, of which the same limits
-    hold, and what comes of an earlier one is dropped. So the stream goes on while its ranks change the epoch.
+    hold, and what comes of an earlier one is dropped. So the link goes on while its ranks change the epoch.
 
     Attributes:
         end: The end of this epoch.

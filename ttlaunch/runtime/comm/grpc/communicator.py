@@ -30,7 +30,7 @@ class GrpcCommunicator:
     """
 
     def __init__(self, directory: Directory, *, rank: Rank, staging: Staging | None = None) -> None:
-        """Begin to listen; streams are opened when they are first used.
+        """Begin to listen; links are opened when they are first used.
 
         Args:
             staging: None: that of CUDA devices, once a tensor of one is sent or received.
@@ -61,7 +61,7 @@ class GrpcCommunicator:
         staging = self._staging = staging_for(tensor, self._staging)
         leaving = None if staging is None else staging.leave(tensor, dest=dest, tag=tag)
         if leaving is not None:
-            leaving.wait()  # the thread of the streams may send at once
+            leaving.wait()  # the thread of the links may send at once
         message = _Message(tensor if leaving is None else leaving.host, self._links, staged=leaving)
         self._links.send(message.transfer, dest=dest, tag=tag)
         return message
@@ -128,7 +128,7 @@ class GrpcCommunicator:
         self._among = [Rank(peer) for peer in range(len(directory.names))]
 
     def close(self) -> None:
-        """End all streams. Collective: call it after a barrier."""
+        """End all links. Collective: call it after a barrier."""
         self._links.close()
 
     def _check(self, tensor: Tensor, peer: Rank, tag: int) -> None:

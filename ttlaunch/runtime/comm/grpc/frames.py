@@ -17,9 +17,6 @@ from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS
 CHUNK_BYTES = 2**20
 """The most bytes of a tensor in one frame. Larger ones are not faster, and a frame is in memory twice."""
 
-ENCRYPTED_CHUNK_BYTES = 2**18
-"""The most bytes of a tensor in one frame between hosts. TLS keeps two more copies of a frame, and more frames cost little beside it."""
-
 _MAGIC = 0x7474
 _FIELDS = struct.Struct(f"<HBBB3xIIIQ{MAX_DIMS}qQQ")
 _CHECKSUM = struct.Struct("<I")

@@ -1,32 +1,41 @@
-"""The gRPC streams between one rank and its peers: one for each direction in which messages flow.
+"""The links between one rank and its peers: a gRPC call and a lane for each direction in which messages flow.
 
-The sender opens the stream; the receiver's answers come back on it. Within a host, the frames of both go by a lane beside it; see
-`lanes.py`. One thread runs all streams and lanes of a rank, and sleeps while nothing moves. The rank's own thread hands it
-transfers and waits under one condition. Streams belong to workers and not to ranks, so they stay when an epoch begins in which the
-same workers have other ranks.
+The sender makes the call, which says who it is, and opens the lane, by which the frames of both go; see `lanes.py`. One thread runs
+all calls and lanes of a rank, and sleeps while nothing moves. The rank's own thread hands it transfers and waits under one
+condition. Links belong to workers and not to ranks, so they stay when an epoch begins in which the same workers have other ranks.
 """
 
 import asyncio
 import contextlib
-import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from ttlaunch.contract import peer_name
 from ttlaunch.runtime.comm.grpc.channel_state import Channel
 from ttlaunch.runtime.comm.grpc.channels import INLINE_BYTES, Fence, Incoming, Outgoing, Transfer
 from ttlaunch.runtime.comm.grpc.directory import Directory, Peer
-from ttlaunch.runtime.comm.grpc.frames import CHUNK_BYTES, ENCRYPTED_CHUNK_BYTES, BadFrameError, Parts, parse
-from ttlaunch.runtime.comm.grpc.lanes import LANE, Door, Lane, door_of, open_lane
+from ttlaunch.runtime.comm.grpc.doors import (
+    LANE,
+    LANE_PORT,
+    OPEN_S,
+    Door,
+    door_of,
+    open_lane,
+    open_lane_over_network,
+)
+from ttlaunch.runtime.comm.grpc.frames import BadFrameError, Parts, parse
+from ttlaunch.runtime.comm.grpc.lanes import Lane
 from ttlaunch.runtime.comm.grpc.peers import (
     SERVER_OPTIONS,
     SERVICE,
     WORKER,
     Route,
     StrangerError,
+    host_of,
     is_encrypted,
     metadata_of,
     recognise,
@@ -34,6 +43,7 @@ from ttlaunch.runtime.comm.grpc.peers import (
     target_of,
 )
 from ttlaunch.runtime.comm.grpc.services import Context, Position, Services
+from ttlaunch.runtime.comm.grpc.wires import Tls, Wire
 from ttlaunch.runtime.comm.protocol import CommunicationError, EpochOverError, PeerLostError
 from ttlaunch.runtime.world import Rank
 from ttlaunch.system_reason import system_reason
@@ -43,12 +53,13 @@ _REACH_S = 300.0  # from the opening of the transport on; other ranks may take a
 _LOOK_S = 0.01
 _FLUSH_S = 2.0
 _NOT_YET = frozenset((grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS))
-"""What a peer answers that begins the same epoch a moment later, or has not noticed yet that an earlier stream ended."""
+"""What a peer answers that begins the same epoch a moment later, or has not noticed yet that an earlier call ended."""
+_OPEN_PORTS = "open ports 1024 to 65535 between the hosts in their firewalls"
 _LONGEST_S = 400 * 86_400.0  # as long as the certificates of a run hold
 
 
 class Links:
-    """The streams of one rank.
+    """The links of one rank.
 
     Attributes:
         changed: Guards every transfer and channel; notified when a transfer is done.
@@ -73,6 +84,8 @@ class Links:
         self._is_closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: list[Any] = []
+        # The certificates are those of the worker, and the same in all epochs.
+        self._tls = None if directory.certificates is None else Tls(directory.certificates)
         self.services = Services(self._identify, self._position)
         self._server: grpc.aio.Server
         self._loop = asyncio.new_event_loop()
@@ -109,7 +122,7 @@ class Links:
 
     @property
     def dropped(self) -> int:
-        """How many frames and streams of other epochs and of earlier lives were dropped."""
+        """How many frames and calls of other epochs and of earlier lives were dropped."""
         with self.changed:
             return self._dropped + self.services.dropped + sum(channel.fence.dropped for channel in self._channels())
 
@@ -133,7 +146,7 @@ class Links:
                 raise ValueError(f"epoch {directory.epoch} cannot follow epoch {before.epoch}")
             self.leave()
             self._directory, self._members, self._rank = directory, directory.members, rank
-            is_reborn = directory.peer(rank) != self_before  # the streams that it opened say who it was
+            is_reborn = directory.peer(rank) != self_before  # the calls that it made say who it was
             for peer, outgoing in list(self._outgoing.items()):
                 if is_reborn or outgoing.lost is not None or peer not in self._members:
                     self._drop(self._outgoing.pop(peer))
@@ -148,7 +161,7 @@ class Links:
             self._loop.call_soon_threadsafe(self.services.begin_epoch)
 
     def close(self) -> None:
-        """Send what is left, and end all streams; call it when all ranks have received what they wait for."""
+        """Send what is left, and end all links; call it when all ranks have received what they wait for."""
         if not self._is_closing:
             self._is_closing = True
             self._await(self._end())
@@ -168,7 +181,7 @@ class Links:
         channel.task.add_done_callback(self._tasks.discard)
 
     def _wake(self, channel: "Channel[Any]") -> None:
-        """Let the stream of a channel look for frames; called under `changed`, from any thread."""
+        """Let the lane of a channel look for frames; called under `changed`, from any thread."""
         if not channel.is_awake:
             channel.is_awake = True
             self._loop.call_soon_threadsafe(channel.wake)
@@ -184,12 +197,9 @@ class Links:
         if peer not in self._outgoing:
             route = route_between(self._directory, self._rank, self._members[peer])
             incarnation = route.own.incarnation
-            chunk_bytes = ENCRYPTED_CHUNK_BYTES if is_encrypted(route, self._directory) else CHUNK_BYTES
 
             def make(epoch: int) -> Outgoing:
-                return Outgoing(
-                    epoch=epoch, incarnation=incarnation, inline_bytes=self._inline_bytes, chunk_bytes=chunk_bytes
-                )
+                return Outgoing(epoch=epoch, incarnation=incarnation, inline_bytes=self._inline_bytes)
 
             channel = Channel(Fence(make, epoch=self._directory.epoch, incarnation=incarnation))
             self._outgoing[peer] = channel
@@ -213,7 +223,7 @@ class Links:
         self._dropped += channel.fence.dropped
         self._loop.call_soon_threadsafe(channel.cancel)
 
-    # In the thread of the streams
+    # In the thread of the calls and lanes
 
     async def _listen(self) -> None:
         directory, own = self._directory, self._directory.addresses[self._rank]
@@ -221,7 +231,8 @@ class Links:
         handlers = self.services.handlers(link=self._serve)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
-            self._door = Door(door_of(own.socket))
+            address = None if own.network is None else host_of(own.network)
+            self._door = Door(door_of(own.socket), address=address, tls=self._tls)
             self._server.add_insecure_port(f"unix:{own.socket}")
             if own.network is not None and directory.certificates is not None:
                 found = directory.certificates
@@ -234,7 +245,7 @@ class Links:
             raise CommunicationError(f"{directory.names[self._rank]} cannot listen: {error}") from error
 
     async def _connect(self, route: Route, channel: "Channel[Outgoing]") -> None:
-        """Open the stream to a peer, and send on it until it ends."""
+        """Call a peer, and send to it until the call ends."""
         try:
             async with await self._reach(route) as connection:
                 call = await self._open(connection, route.own)
@@ -253,7 +264,7 @@ class Links:
             self._lose(route.peer, channel, _words(error))
 
     async def _open(self, connection: grpc.aio.Channel, own: Peer) -> Any:
-        """Return a stream that the peer has accepted, or has refused for good."""
+        """Return a call that the peer has accepted, or has refused for good."""
         metadata = metadata_of(own, self._directory.world)
         while True:
             call = connection.stream_stream(_LINK)(metadata=metadata, timeout=_LONGEST_S)
@@ -265,45 +276,49 @@ class Links:
             await asyncio.sleep(_LOOK_S)
 
     async def _exchange(self, route: Route, call: Any, channel: "Channel[Outgoing]") -> bool:
-        """Send and read until the stream ends; return whether the peer ended it."""
-        # A write to a stream that was refused would replace the words of the refusal by gRPC's own.
+        """Send and receive by a lane until it ends; return whether the peer ends the call, too."""
         if not await _is_accepted(call):
             return True
-        secret = dict(await call.initial_metadata()).get(LANE)
-        if secret is None:
-            return await self._use_stream(route.peer, channel, call)
         try:
-            connection = await open_lane(door_of(route.address.socket), secret)
+            wire = await self._open_lane(route, dict(await call.initial_metadata()))
         except (OSError, ValueError) as error:
-            self._lose(route.peer, channel, f"its lane cannot be opened: {error}")
-            return False
+            if not call.done():  # else it says why
+                self._lose(route.peer, channel, f"its lane cannot be opened: {system_reason(error)}")
+            return bool(call.done())
         if call.done():  # the callback below would be called now, before there is a lane
-            connection.close()
+            wire.close()
             return True
         call.add_done_callback(lambda _: channel.close_lane())  # a child of a dead peer may keep the other end open
-        broken = await self._use_lane(route.peer, channel, connection)
+        broken = await self._use_lane(route.peer, channel, wire)
         status = await call.code() if isinstance(broken, OSError) else None
         if broken is not None and status == grpc.StatusCode.OK:  # both live: only the lane between them broke
             self._lose(route.peer, channel, f"its lane broke: {system_reason(broken)}")
         return not isinstance(broken, BadFrameError)
 
-    async def _use_stream(self, peer: Peer, channel: "Channel[Any]", stream: Any) -> bool:
-        """Exchange frames on a gRPC stream; return whether it ended, and not because of a frame that no rank sends."""
-        sending = self._loop.create_task(self._send_frames(channel, stream.write))
-        try:
-            while (data := await stream.read()) is not grpc.aio.EOF:
-                self._feed(channel, data)
-        except BadFrameError as error:
-            self._fail(channel, CommunicationError(f"{self._name(peer)} sent {error}"))
-            return False
-        finally:
-            sending.cancel()
-        return True
+    async def _open_lane(self, route: Route, told: Mapping[str, Any]) -> Wire:
+        """Connect to the door of a peer, with what it has told on the accepted call.
 
-    async def _use_lane(self, peer: Peer, channel: "Channel[Any]", connection: socket.socket) -> Exception | None:
+        Raises:
+            OSError: It does not let this worker in.
+            ValueError: It has not told what a rank tells.
+        """
+        secret = str(told.get(LANE, ""))
+        network = route.address.network
+        if self._tls is None or network is None or not is_encrypted(route, self._directory):
+            return await open_lane(door_of(route.address.socket), secret)
+        address = host_of(network), int(told.get(LANE_PORT, ""))
+        try:
+            return await open_lane_over_network(address, secret, self._tls, peer=peer_name(route.peer.worker))
+        except (TimeoutError, ConnectionRefusedError) as error:
+            reason = f"no answer within {OPEN_S:g} s" if isinstance(error, TimeoutError) else "connection refused"
+            raise OSError(
+                f"{reason} at port {address[1]} of {address[0]}, though {network} answers; {_OPEN_PORTS}"
+            ) from error
+
+    async def _use_lane(self, peer: Peer, channel: "Channel[Any]", wire: Wire) -> Exception | None:
         """Exchange frames by a lane until it ends; return what went wrong."""
         channel.lane = lane = Lane(
-            connection,
+            wire,
             guard=self.changed,
             take=lambda: self._next_frame(channel),
             feed=lambda data: self._feed(channel, data),
@@ -326,30 +341,19 @@ class Links:
         """
         target = target_of(route, self._directory)
         if target.credentials is None:
-            # Another process makes it, and gRPC would wait longer before it tries again.
-            while not route.address.socket.exists():  # noqa: ASYNC110
-                await asyncio.sleep(_LOOK_S)
             connection = grpc.aio.insecure_channel(target.address, options=target.options)
         else:
             connection = grpc.aio.secure_channel(target.address, target.credentials, options=target.options)
         try:
-            await asyncio.wait_for(connection.channel_ready(), _REACH_S)
+            async with asyncio.timeout(_REACH_S):
+                # Another process makes it, and gRPC would wait longer before it tries again.
+                while target.credentials is None and not route.address.socket.exists():  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_S)
+                await connection.channel_ready()
         except TimeoutError:
             await connection.close()
             raise PeerLostError(f"{route.name} did not answer at {target.address} within {_REACH_S:g} s") from None
         return connection
-
-    async def _send_frames(self, channel: "Channel[Any]", write: Callable[[bytes], Awaitable[None]]) -> None:
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # whoever reads the answers learns why
-            while True:
-                with self.changed:
-                    parts = self._next_frame(channel)
-                    data = None if parts is None else b"".join(parts)
-                if data is None:
-                    await channel.woken.wait()
-                    channel.woken.clear()
-                else:
-                    await write(data)
 
     def _next_frame(self, channel: "Channel[Any]") -> Parts | None:
         """Return the next frame to send, None if there is none now; the one before it has been handed over.
@@ -397,18 +401,16 @@ class Links:
 
     async def _receive(self, peer: Peer, channel: "Channel[Incoming]", context: Context) -> None:
         """Tell a peer that it is accepted, and take its frames until it ends."""
-        accepted = WORKER, str(peer.worker)
-        if context.peer().startswith("unix:"):
-            with self._door.expect() as (secret, arriving):
-                await context.send_initial_metadata((accepted, (LANE, secret)))
-                connection = await arriving
-            error = await self._use_lane(peer, channel, connection)
-            if isinstance(error, OSError):
-                raise error
-        else:
-            # First, and alone: an answer that gRPC sends meanwhile would carry metadata of its own, which it refuses as the second.
-            await context.send_initial_metadata((accepted,))
-            await self._use_stream(peer, channel, context)
+        is_here = context.peer().startswith("unix:")
+        with self._door.expect(None if is_here else peer_name(peer.worker)) as (secret, arriving):
+            told = [(WORKER, str(peer.worker)), (LANE, secret)]
+            if not is_here:
+                told.append((LANE_PORT, str(self._door.port)))
+            await context.send_initial_metadata(tuple(told))
+            wire = await arriving
+        error = await self._use_lane(peer, channel, wire)
+        if isinstance(error, OSError):
+            raise error
 
     async def _identify(self, context: Context) -> Peer:
         """Return which worker of the run makes a call; refuse anybody else."""
@@ -427,7 +429,7 @@ class Links:
             raise
 
     async def _end(self) -> None:
-        """End the streams to other ranks when what was sent has arrived, then those from other ranks."""
+        """End the links to other ranks when what was sent has arrived, then those from other ranks."""
         for channel in self._outgoing.values():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(channel.lane.finish() if channel.lane else asyncio.sleep(0), _FLUSH_S)
@@ -446,7 +448,7 @@ class Links:
             await asyncio.wait(left, timeout=_FLUSH_S)
 
     def _lose(self, peer: Peer, channel: "Channel[Any]", why: str) -> None:
-        """Fail the transfers of one direction; if the peer is gone, the stream of the other direction ends by itself."""
+        """Fail the transfers of one direction; if the peer is gone, the link of the other direction ends by itself."""
         if not self._is_closing:
             self._fail(channel, PeerLostError(f"{self._name(peer)} is gone: {why}"))
 

@@ -21,7 +21,7 @@ WORKER, INCARNATION, WORLD = "ttlaunch-worker", "ttlaunch-incarnation", "ttlaunc
 """The metadata of a call: who makes it, and in which run."""
 
 MOST_REQUEST_BYTES = CHUNK_BYTES + MOST_HEADER_BYTES
-"""The longest message that a rank takes: a piece, or a frame, whose header is shorter."""
+"""The longest message that a rank takes: a piece."""
 
 Options = list[tuple[str, int | str]]
 
@@ -82,6 +82,15 @@ def route_between(directory: Directory, own: Rank, other: Rank) -> Route:
 def is_encrypted(route: Route, directory: Directory) -> bool:
     """Whether what is sent between two workers leaves their host."""
     return not route.is_same_host and route.address.network is not None and directory.certificates is not None
+
+
+def host_of(network: str) -> str:
+    """Return the address of a place on the network, without its port.
+
+    >>> host_of("[fe80::1]:17000")
+    'fe80::1'
+    """
+    return network.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def target_of(route: Route, directory: Directory) -> Target:

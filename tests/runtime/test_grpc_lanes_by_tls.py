@@ -1,0 +1,310 @@
+"""Lanes between hosts: frames come whole through TLS, and the door on the network opens for nobody but the worker that is expected."""
+
+import asyncio
+import os
+import random
+import re
+import socket
+import ssl
+import struct
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
+
+import grpc
+import pytest
+import torch
+
+from ttlaunch.contract import peer_name
+from ttlaunch.running.agents.certificates import make_certificates
+from ttlaunch.runtime.comm.grpc import doors, links
+from ttlaunch.runtime.comm.grpc.directory import Certificates
+from ttlaunch.runtime.comm.grpc.doors import Door, open_lane, open_lane_over_network
+from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES
+from ttlaunch.runtime.comm.grpc.wires import Tls, TlsWire
+from ttlaunch.runtime.comm.protocol import PeerLostError
+
+from .grpc_worlds import directory_of, in_threads, opened
+from .grpc_worlds import hosts as hosts  # noqa: PLC0414 - a fixture
+from .test_grpc_lanes import SIZES, End, within
+
+
+def of_one_run(ranks=3):
+    """The certificates of the ranks of a run, each on a host of its own."""
+    made = make_certificates({str(rank): [peer_name(rank)] for rank in range(ranks)})
+    return [Certificates(one.authority.encode(), one.own.encode(), one.key.encode()) for one in made.values()]
+
+
+async def wires_between(opening, accepting, kernel_bytes=None):
+    """Both ends of a connection after their handshake."""
+    pair = socket.socketpair()
+    for one in pair:
+        if kernel_bytes:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
+    first = TlsWire(pair[0], Tls(opening), peer=peer_name(1))
+    second = TlsWire(pair[1], Tls(accepting), peer=None)
+    await asyncio.gather(first.shake_hands(), second.shake_hands())
+    return first, second
+
+
+@pytest.mark.parametrize(("kernel_bytes", "seed"), [(2_000, 0), (None, 1)])
+def test_frames_of_any_size_come_whole_and_in_order_both_ways(kernel_bytes, seed):
+    rng = random.Random(seed)  # noqa: S311 - no secret
+    there, back = ([rng.randbytes(size) for size in rng.choices(SIZES[:-1], k=12)] for _ in range(2))
+    there.append(bytes(MOST_BYTES))
+    certificates = of_one_run()
+
+    async def exchange():
+        ends = await wires_between(*certificates[:2], kernel_bytes)
+        first, second = (End(*pair) for pair in zip(ends, (there, back), strict=True))
+        first.lane.pump()
+        second.lane.pump()
+        while len(second.came) < len(there) or len(first.came) < len(back):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await first.lane.finish()
+        assert (await second.lane.ended, there, back) == (None, second.came, first.came)
+        assert isinstance(await first.lane.ended, ConnectionError)  # the second one did not say goodbye
+
+    within(exchange())
+
+
+def test_a_tensor_that_changes_after_its_transfer_was_abandoned_leaves_as_it_was():
+    tensor, certificates = bytearray(b"a" * MOST_BYTES), of_one_run()
+
+    async def abandon():
+        first, second = await wires_between(*certificates[:2], 2_000)
+        sender = End(first, [memoryview(tensor)])
+        sender.lane.pump()
+        sender.lane.keep_left()
+        tensor[:] = b"b" * MOST_BYTES
+        receiver = End(second)
+        await sender.lane.finish()
+        await receiver.lane.ended
+        assert receiver.came == [b"a" * MOST_BYTES]
+        sender.lane.close()
+
+    within(abandon())
+
+
+@pytest.mark.parametrize("at", [3, 100, 20_000])
+def test_a_byte_that_is_changed_on_its_way_ends_the_lane(at):
+    certificates = of_one_run()
+
+    async def change():
+        first, second = await wires_between(*certificates[:2])
+        first.send((memoryview(struct.pack("<I", 40_000) + bytes(30_000)),))
+        records = bytearray(first._out.read())
+        records[at] ^= 1
+        first.connection.send(records)
+        receiver = End(second)
+        assert isinstance(await receiver.lane.ended, ssl.SSLError)
+        first.close()
+
+    within(change())
+
+
+@asynccontextmanager
+async def door_of_rank_0(folder, certificates):
+    door = Door(folder / "rank-0.lane", address="127.0.0.1", tls=Tls(certificates))
+    with closing(door):
+        yield door, ("127.0.0.1", door.port)
+
+
+async def is_let_in(address, secret, certificates, *, peer=0):
+    try:
+        wire = await open_lane_over_network(address, secret, Tls(certificates), peer=peer_name(peer))
+    except OSError:
+        return False
+    wire.close()
+    return True
+
+
+def test_the_door_opens_for_the_worker_that_is_expected_and_for_no_other(tmp_path, monkeypatch):
+    """Neither for another worker of the run that shows the right secret, nor for another run, nor for somebody on this host."""
+    monkeypatch.setattr(doors, "OPEN_S", 0.3)  # whoever is sent away tries again
+    own, friend, other = of_one_run()
+    stranger = of_one_run()[1]
+
+    async def knock():
+        async with door_of_rank_0(tmp_path, own) as (door, address):
+            with door.expect(peer_name(1)) as (secret, arriving), door.expect() as (inside, unused):
+                assert not await is_let_in(address, secret, other)
+                assert not await is_let_in(address, secret, stranger)
+                assert not await is_let_in(address, secret, replace(stranger, authority=own.authority))
+                assert not await is_let_in(address, os.urandom(16).hex(), friend)
+                assert not await is_let_in(address, inside, friend)
+                (await open_lane(tmp_path / "rank-0.lane", secret)).close()
+                await asyncio.sleep(0.05)
+                assert not arriving.done()
+                assert not unused.done()
+                assert await is_let_in(address, secret, friend)
+                (await arriving).close()
+                assert not await is_let_in(address, secret, friend)
+
+    within(knock())
+
+
+def test_a_peer_that_proves_another_name_than_the_opener_looks_for_learns_no_secret(tmp_path):
+    own, friend, _ = of_one_run()
+
+    async def knock():
+        async with door_of_rank_0(tmp_path, own) as (door, address):
+            with door.expect(peer_name(1)) as (secret, arriving):
+                for certificates, peer in ((friend, 2), (of_one_run()[1], 0)):
+                    with pytest.raises(ssl.SSLCertVerificationError):
+                        await open_lane_over_network(address, secret, Tls(certificates), peer=peer_name(peer))
+                assert not arriving.done()
+
+    within(knock())
+
+
+def test_strangers_who_are_silent_or_speak_something_else_do_not_hold_up_a_peer(tmp_path, monkeypatch):
+    monkeypatch.setattr(doors, "_MOST_KNOCKING", 3)
+    own, friend, _ = of_one_run()
+
+    async def knock():
+        loop = asyncio.get_running_loop()
+        async with door_of_rank_0(tmp_path, own) as (door, address):
+            with door.expect(peer_name(1)) as (secret, arriving):
+                strangers = [socket.create_connection(address) for _ in range(9)]
+                for one in strangers:
+                    one.settimeout(0)
+                for one, words in zip(strangers, (bytes.fromhex(secret), b"GET / HTTP/1.1\r\n\r\n"), strict=False):
+                    with suppress(OSError):  # it was sent away before
+                        one.send(words)
+                assert await is_let_in(address, secret, friend)
+                (await arriving).close()
+                assert len(door._listeners[1]._knocking) < 3
+                with suppress(OSError):
+                    while await loop.sock_recv(strangers[0], 100):
+                        pass  # until the door has closed it
+                for one in strangers:
+                    one.close()
+
+    within(knock())
+
+
+def test_who_says_nothing_is_sent_away_after_a_while_and_so_is_an_older_tls(tmp_path, monkeypatch):
+    monkeypatch.setattr(doors, "_KNOCK_S", 0.1)
+    own, friend, _ = of_one_run()
+
+    async def knock():
+        loop = asyncio.get_running_loop()
+        async with door_of_rank_0(tmp_path, own) as (_, address):
+            silent = socket.create_connection(address)
+            silent.settimeout(0)
+            assert await loop.sock_recv(silent, 1) == b""
+            silent.close()
+            tls = Tls(friend)
+            tls.opening.minimum_version = tls.opening.maximum_version = ssl.TLSVersion.TLSv1_2
+            with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
+                await open_lane_over_network(address, "00" * 16, tls, peer=peer_name(0))
+
+    within(knock())
+
+
+def test_a_peer_that_was_sent_away_in_a_crowd_comes_again(tmp_path, monkeypatch):
+    own, friend, _ = of_one_run()
+
+    async def knock():
+        async with door_of_rank_0(tmp_path, own) as (door, address):
+            with door.expect(peer_name(1)) as (secret, arriving):
+                coming = asyncio.create_task(is_let_in(address, secret, friend))
+                while not door._listeners[1]._knocking:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                next(iter(door._listeners[1]._knocking)).cancel()
+                assert await coming
+                (await arriving).close()
+
+    within(knock())
+
+
+@asynccontextmanager
+async def lane_of_stranger(directory):
+    """The lane of whoever has the certificate of rank 1, to rank 0 on another host, and its call."""
+    found, network = directory.certificates, directory.addresses[0].network
+    credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.own)
+    options = [("grpc.ssl_target_name_override", peer_name(0))]
+    async with grpc.aio.secure_channel(network, credentials, options=options) as channel:
+        metadata = (("ttlaunch-worker", "1"), ("ttlaunch-incarnation", "0"), ("ttlaunch-world", "run 1"))
+        call = channel.stream_stream("/ttlaunch.v1.Peer/Link")(metadata=metadata, timeout=20)
+        told = dict(await call.initial_metadata())
+        address = "127.0.0.1", int(told["ttlaunch-lane-port"])
+        yield (await open_lane_over_network(address, told["ttlaunch-lane"], Tls(found), peer=peer_name(0))), call
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (struct.pack("<I", 200) + bytes(100), "its connection broke"),
+        (struct.pack("<I", 0), "it has ended"),
+    ],
+    ids=["half a frame", "a goodbye"],
+)
+def test_a_peer_that_is_gone_in_the_middle_of_a_frame_is_lost_and_one_that_says_goodbye_has_ended(hosts, sent, why):
+    first, second = hosts(2)
+    with opened([first]) as (comm,):
+        waiting = comm.irecv(torch.empty(100_000), source=1)
+
+        async def end():
+            async with lane_of_stranger(second) as (wire, call):
+                await wire.say(sent)
+                wire.close()
+                await call.code()
+
+        within(end())
+        with pytest.raises(PeerLostError, match=rf"^rank 1 \(peer\) is gone: {why}$"):
+            waiting.wait()
+
+
+def exchange(communicators):
+    """A large and a small tensor both ways, with many small ones."""
+
+    def one(comm):
+        boxes = [torch.empty(size) for size in (1_000_000, 3, *[1] * 100)]
+        pending = [comm.irecv(box, source=1 - comm.rank) for box in boxes]
+        pending += [comm.isend(torch.full_like(box, comm.rank), dest=1 - comm.rank) for box in boxes]
+        for message in pending:
+            message.wait()
+        assert all(torch.equal(torch.full_like(box, 1 - comm.rank), box) for box in boxes)
+
+    in_threads([one] * 2, communicators)
+
+
+def test_a_lane_that_breaks_between_hosts_is_a_loss_for_both(hosts):
+    with opened(hosts(2)) as (first, second):
+        exchange([first, second])
+        waiting = first.irecv(torch.empty(4), source=1)
+        [channel] = second._links._outgoing.values()
+        channel.lane._wire.connection.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) is gone: its connection broke$"):
+            waiting.wait()
+        with pytest.raises(
+            PeerLostError, match=r"^rank 0 \(peer\) is gone: its lane broke: it ended without a goodbye$"
+        ):
+            second.isend(torch.empty(100_000), dest=0).wait()
+
+
+@pytest.mark.parametrize(("listens", "words"), [(True, "no answer within 0.2 s"), (False, "connection refused")])
+def test_a_firewall_that_lets_through_the_call_but_not_the_lane_is_an_error_that_names_both(
+    hosts, monkeypatch, listens, words
+):
+    monkeypatch.setattr(doors, "OPEN_S", 0.2)
+    monkeypatch.setattr(links, "OPEN_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as wall, opened(hosts(2)) as (first, second):
+        port = first._links._door.port = wall.getsockname()[1]
+        if not listens:
+            wall.close()
+        sending = second.isend(torch.ones(100_000), dest=0)
+        at = re.escape(f"{words} at port {port} of 127.0.0.1, though 127.0.0.1:")
+        with pytest.raises(
+            PeerLostError, match=rf"^rank 0 \(peer\) is gone: its lane cannot be opened: {at}\d+ answers; open"
+        ):
+            sending.wait()
+
+
+def test_a_peer_on_this_host_that_never_listens_is_lost_after_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(links, "_REACH_S", 0.1)
+    with opened([directory_of(tmp_path, 2)]) as (comm,):
+        sending = comm.isend(torch.ones(3), dest=1)
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(peer\) did not answer at unix:.*rank-1.sock within 0.1 s$"):
+            sending.wait()
