@@ -29,6 +29,7 @@ _WELCOME = b"\x01"
 _KNOCK_S = 10.0
 _MOST_KNOCKING = 64
 _RETRY_S = 0.01
+_AGAIN_S = 0.05  # a handshake costs both sides a millisecond
 
 
 _LetIn = Callable[[socket.socket, Tls | None], Coroutine[Any, Any, bool]]
@@ -205,11 +206,19 @@ async def open_lane_over_network(address: tuple[str, int], secret: str, tls: Tls
         ValueError: The secret is none.
     """
     shown = bytes.fromhex(secret)
-    async with asyncio.timeout(OPEN_S):
-        while True:
-            with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # sent away in a crowd
-                return await _knock(address, shown, tls, peer=peer)
-            await asyncio.sleep(_RETRY_S)
+    sent_away = None
+    try:
+        async with asyncio.timeout(OPEN_S):
+            while True:
+                try:
+                    return await _knock(address, shown, tls, peer=peer)
+                except (ConnectionResetError, BrokenPipeError) as error:  # perhaps only because of a crowd
+                    sent_away = error
+                await asyncio.sleep(_AGAIN_S)
+    except TimeoutError:
+        if sent_away is None:
+            raise
+        raise ConnectionResetError("it sends this worker away") from sent_away
 
 
 async def _knock(address: tuple[str, int], shown: bytes, tls: Tls, *, peer: str) -> TlsWire:
