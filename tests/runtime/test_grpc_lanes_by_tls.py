@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import struct
+from collections import Counter
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import grpc
 import pytest
 import torch
 
+from tests.security.listeners import addresses_of
 from ttlaunch.contract import peer_name
 from ttlaunch.running.agents.certificates import make_certificates
 from ttlaunch.runtime.comm.grpc import doors, links
@@ -330,3 +332,11 @@ def test_a_worker_that_starts_again_on_another_host_takes_the_place_of_its_earli
             exchange([staying, reborn])
             with pytest.raises(PeerLostError, match=r"^rank 0 \(peer\) is gone: "):
                 gone.isend(torch.ones(50_000), dest=0).wait()
+
+
+def test_each_rank_listens_at_two_ports_of_its_address_and_nowhere_else(hosts):
+    before = Counter(addresses_of([os.getpid()]))
+    with opened(hosts(2)):
+        found = Counter(addresses_of([os.getpid()])) - before
+        assert ["127.0.0.1"] * 4 == [str(getattr(one, "ipv4_mapped", None) or one) for one in found.elements()]
+    assert before == Counter(addresses_of([os.getpid()]))
