@@ -306,7 +306,10 @@ class Links:
         network = route.address.network
         if self._tls is None or network is None or not is_encrypted(route, self._directory):
             return await open_lane(door_of(route.address.socket), secret)
-        address = host_of(network), int(told.get(LANE_PORT, ""))
+        port = str(told.get(LANE_PORT))
+        if not (port.isascii() and port.isdecimal() and len(port) <= len("65535")):
+            raise ValueError("it tells no port")
+        address = host_of(network), int(port)
         try:
             return await open_lane_over_network(address, secret, self._tls, peer=peer_name(route.peer.worker))
         except (TimeoutError, ConnectionRefusedError) as error:
