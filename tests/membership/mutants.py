@@ -90,7 +90,7 @@ def remember_who_was_done(state: Coordinator, event: Event) -> Result:
     if after.begin is not None and after.begin != state.begin:
         for number in after.members:
             if (before := state.workers.get(number)) is not None and before.is_done:
-                after = replace(after, workers=after.workers.put(number, before))
+                after = replace(after, workers=after.workers.put(number, before), done=after.done + 1)
     return after, orders
 
 

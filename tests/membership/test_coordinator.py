@@ -24,6 +24,7 @@ from ttlaunch.membership.messages import (
     Tick,
     order_from_json,
     order_to_json,
+    orders_to_json,
 )
 from ttlaunch.records.parser import BadRecord
 
@@ -404,6 +405,15 @@ def test_orders_survive_the_way_as_json():
     run = Run().begun()
     for order in run.orders:
         assert order == order_from_json(order_to_json(order).encode())
+
+
+def test_orders_that_are_written_together_are_those_written_one_by_one():
+    run = Run().begun()
+    orders = [*run.orders, *run.feed(Lost(Member(2, 0))), Order(Member(7, 1), Finish()), Order(Member(8, 0), Finish())]
+    lines = list(orders_to_json(orders))
+    assert [order_to_json(order) for order in orders] == lines
+    assert '{"kind": "finish", "to": {"number": 7, "incarnation": 1}}' == lines[-2]
+    assert '{"kind": "prepare", "to": {"number": 0, "incarnation": 0}, "epoch": 2}' in lines
 
 
 @pytest.mark.parametrize(

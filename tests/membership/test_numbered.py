@@ -20,6 +20,7 @@ def test_it_is_what_a_dictionary_is_after_the_same_changes_and_earlier_ones_stay
         assert found == right
         assert (len(right), sorted(right)) == (len(found), sorted(found))
         assert [number for number in range(600) if number not in right] == found.lacks(range(600))
+        assert [right[number] for number in range(600) if number in right] == found.among(range(600))
         assert Numbered(right) == found
     assert 600 not in found
     assert found.get(-1) is None

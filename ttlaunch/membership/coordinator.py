@@ -56,6 +56,8 @@ _SETTLED_STEPS = 16  # an epoch lasts at least so long before that: times of its
 _LOOKS = 3  # and so many looks in a row, each after another step, find it worth while: a busy moment of a host passes
 
 
+_OVER = (Phase.FINISHED, Phase.STRANDED)
+
 Result = tuple[Coordinator, list[Order]]
 
 
@@ -69,15 +71,15 @@ def step(state: Coordinator, event: Event) -> Result:
     Cost: of a report, the same for any number of workers, but for references to blocks of them (`numbered.py`); of what stops or
     begins an epoch, proportional to the number of workers, and to M at its begin.
     """
-    if state.phase in {Phase.FINISHED, Phase.STRANDED}:
-        return _after_end(state, event)
-    match event:
-        case Registered():
-            return _register(state, event)
-        case Answered():
-            return _take_answer(state, event)
+    match event:  # what is most frequent first
         case Progressed():
             return _take_progress(state, event)
+        case Answered():
+            return _take_answer(state, event)
+        case _ if state.phase in _OVER:
+            return _after_end(state, event)
+        case Registered():
+            return _register(state, event)
         case CutOff():
             return _begin_anew(state, event)
         case Lost(member):
@@ -210,8 +212,7 @@ def _wanted(state: Coordinator) -> tuple[int, ...]:
     """Choose the members of the next epoch: the present ones, then those that wait; not those that leave, but see below."""
     members = frozenset(state.members)
     staying = state.staying
-    present = sorted(number for number in staying if number in members)
-    waiting = sorted(number for number in staying if number not in members)
+    present, waiting = sorted(staying & members), sorted(staying - members)
     ready = [number for number in waiting if not state.workers[number].lacks_state]
     lacking = [number for number in waiting if state.workers[number].lacks_state]
     chosen = [*present, *ready][: state.terms.maximum]
@@ -232,45 +233,48 @@ def _wanted(state: Coordinator) -> tuple[int, ...]:
 def _have_state(state: Coordinator, numbers: Iterable[int]) -> bool:
     """Whether some workers together have all of the state that the next epoch starts from, and one knows the step itself."""
     begin, least = state.begin, _least_needed(state)
-    workers = [state.workers[number] for number in numbers]
+    workers = state.workers.among(numbers)
     if not any(worker.applied is not None and worker.applied >= least for worker in workers):
         return False  # those that are ready for the step lack what only a member that has made it can tell
-    found = [shares for worker in workers if (shares := worker.shares_at(least)) is not None]
     if begin is not None and state.terms.slots is not None and len(state.acting) == len(state.members):
         # All have their slots of this epoch's cut: whoever has reported since the begin has got them.
         slots = divide_slots([seat.host for seat in begin.seats], slots=state.terms.slots)
-        places = {number: place for place, number in enumerate(begin.numbers)}
-        found = [(slots.of(places[number]),) for number in numbers if number in places]
-    return any(not shares for shares in found) or covering_cut(found) is not None
+        found = [(slots.of(begin.places[number]),) for number in numbers if number in begin.places]
+        return covering_cut(found) is not None
+    if any(worker.shares_at(least) == () for worker in workers):
+        return True
+    return covering_cut(shares for worker in workers if (shares := worker.shares_at(least))) is not None
 
 
 def _least_needed(state: Coordinator) -> int:
     """Return the last step that somebody of the next epoch must have applied."""
     if state.begin is not None:
         return state.begin.applied  # whoever has caught up with the epoch can go on, also if others are a step ahead
-    members = [state.workers[number] for number in state.members if number in state.workers]
+    members = state.workers.among(state.members)
     return max((one.applied for one in members if one.applied is not None), default=0)
 
 
 def _collect(state: Coordinator) -> Result:
     """Stop all members of the present and of the next epoch, and ask them what they have."""
-    leaving = {number for number in state.members if number in state.workers}
-    asked = tuple(sorted({*_wanted(state), *leaving}))
+    present = frozenset(state.workers).intersection(state.members)
+    asked = tuple(sorted(present.union(_wanted(state))))
     state = changed(state, phase=Phase.COLLECTING, epoch=state.epoch + 1, members=asked, answers=Numbered(), begin=None)
-    state = changed(state, acting=Numbered(), worth=0, looked=None)
+    state = changed(state, acting=Numbered(), done=0, worth=0, looked=None)
     return state, _to_all(state, asked, Prepare(state.epoch))
 
 
+def _reporter(state: Coordinator, event: Answered | Progressed, phase: Phase) -> Worker | None:
+    """Return who reports, if it takes part in the epoch of which it speaks, and the coordinator is in this phase."""
+    known = state.workers.get(event.member.number)
+    acts = known is not None and known.seat.member == event.member and state.has_member(event.member.number)
+    return known if acts and event.epoch == state.epoch and state.phase is phase else None
+
+
 def _take_answer(state: Coordinator, event: Answered) -> Result:
-    number = event.member.number
-    if (
-        state.phase is not Phase.COLLECTING
-        or event.epoch != state.epoch
-        or not state.has_member(number)
-        or state.workers[number].seat.member != event.member
-    ):
+    number, workers = event.member.number, state.workers
+    known = _reporter(state, event, Phase.COLLECTING)
+    if known is None:
         return state, _fence(state, event.member)
-    known, workers = state.workers[number], state.workers
     if (known.applied, known.shares, known.is_ready) != (event.applied, event.shares, event.is_ready):
         worker = changed(known, applied=event.applied, shares=event.shares, is_ready=event.is_ready)
         workers = workers.put(number, worker)
@@ -292,52 +296,52 @@ def _begin_if_complete(state: Coordinator) -> Result:
 
 
 def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
-    terms, answers = state.terms, state.answers
+    terms = state.terms
     places, servers = _order_places(state, wanted), _servers_of(state, wanted)
-    holders = tuple(number for number in places if answers[number].applied == applied)
-    has_applied, is_wanted = frozenset(holders), frozenset(wanted)
+    answers, known = state.answers.among(places), state.workers.among(places)
     # Where the bits follow from the members, so must the division.
-    paces = [None if terms.has_local_steps else state.workers[number].pace_s for number in places[servers:]]
-    held = [answers[number].held if number in has_applied else () for number in places[servers:]]
+    paces = [None if terms.has_local_steps else worker.pace_s for worker in known[servers:]]
+    held = [answer.held if answer.applied == applied else () for answer in answers[servers:]]
     # After the run's last step nothing is left to compute: members that lack the step only catch up. And nobody else computes
     # what a worker that was lost would have done in a local step.
-    is_done = any(answers[number].is_done for number in holders)
+    holders = [answer for answer in answers if answer.applied == applied]
+    is_done = any(answer.is_done for answer in holders)
     count = 0 if is_done or terms.has_local_steps else terms.micro_batches
-    earlier = still_counting(state.epochs, begun=applied, made=[applied, *(answers[one].applied for one in wanted)])
+    earlier = still_counting(state.epochs, begun=applied, made=[applied, *(one.applied for one in answers)])
     kept = choose_kept(held, micro_batches=count)
     todo = divide_missing(kept, micro_batches=count, paces=paces)
     order = Begin(
         epoch=state.epoch,
-        seats=tuple(state.workers[number].seat for number in places),
+        seats=tuple(worker.seat for worker in known),
         applied=applied,
         kept=((),) * servers + tuple(map(tuple, kept)),
         todo=((),) * servers + tuple(map(tuple, todo)),
         blocks=((0, 0),) * servers + tuple(blocks_of(terms.micro_batches, paces)),
-        behind=tuple((number, answers[number].applied) for number in places if number not in has_applied),
-        holders=holders,
-        validates=any(answers[number].validated != applied for number in holders),
+        behind=tuple((one.member.number, one.applied) for one in answers if one.applied != applied),
+        holders=tuple(answer.member.number for answer in holders),
+        validates=any(answer.validated != applied for answer in holders),
         shares=_shares_at_begin(state, places, applied) if terms.slots is not None else (),
         earlier=earlier if terms.has_local_steps else (),
     )
-    dismissed = _to_all(state, sorted(state.leaving - is_wanted), _farewell(state))
-    workers = _workers_at_begin(state, wanted)
-    leaving = state.leaving & is_wanted
+    gone = sorted(state.leaving.difference(wanted))
+    dismissed, workers = _to_all(state, gone, _farewell(state)), _workers_at_begin(state, known, gone)
+    leaving = state.leaving.intersection(wanted)
     state = changed(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
     state = changed(state, leaving=leaving)
     if terms.has_local_steps:
         state = changed(state, epochs=(*order.earlier, (applied, wanted)))
-    waiting = [number for number in workers if number not in is_wanted]
+    waiting = frozenset(workers).difference(wanted)
     return state, [*dismissed, *_to_all(state, wanted, order), *_let_follow(state, waiting)]
 
 
-def _workers_at_begin(state: Coordinator, wanted: tuple[int, ...]) -> Numbered[Worker]:
+def _workers_at_begin(state: Coordinator, members: Sequence[Worker], gone: Iterable[int]) -> Numbered[Worker]:
     """Drop who leaves. No member is done: who is gone may have had a part in the last checkpoint."""
     workers = state.workers
-    for number in state.leaving.difference(wanted):
+    for number in gone:
         workers = workers.drop(number)
-    for number in wanted:
-        if workers[number].is_done:
-            workers = workers.put(number, changed(workers[number], is_done=False))
+    for worker in members:
+        if worker.is_done:
+            workers = workers.put(worker.seat.member.number, changed(worker, is_done=False))
     return workers
 
 
@@ -368,7 +372,7 @@ def _has_slots(state: Coordinator, number: int) -> bool:
 
 def _shares_at_begin(state: Coordinator, places: tuple[int, ...], applied: int) -> tuple[Share | None, ...]:
     """Return what each member has of the step that the epoch starts from, all of one cut; empty where somebody has all of it."""
-    found = [state.workers[number].shares_at(applied) for number in places]
+    found = [worker.shares_at(applied) for worker in state.workers.among(places)]
     cut = covering_cut(shares for shares in found if shares)
     if cut is None:
         return ()
@@ -378,25 +382,19 @@ def _shares_at_begin(state: Coordinator, places: tuple[int, ...], applied: int) 
 
 def _take_progress(state: Coordinator, event: Progressed) -> Result:
     number = event.member.number
-    known = state.workers.get(number)
-    if (
-        state.phase is not Phase.RUNNING
-        or event.epoch != state.epoch
-        or not state.has_member(number)
-        or known is None
-        or known.seat.member != event.member
-    ):
+    known = _reporter(state, event, Phase.RUNNING)
+    if known is None:
         return state, _fence(state, event.member)
     # Reports may overtake one another; what a member has once made, it has.
     applied, is_done = max(event.applied, known.applied or 0), event.is_done or known.is_done
-    pace_s, workers, acting = event.pace_s or known.pace_s, state.workers, state.acting
+    pace_s = event.pace_s or known.pace_s
     if (known.applied, known.pace_s, known.is_done) != (applied, pace_s, is_done):
-        workers = workers.put(number, changed(known, applied=applied, pace_s=pace_s, is_done=is_done))
-    if number not in acting:
-        acting = acting.put(number, None)
-    if workers is not state.workers or acting is not state.acting:
-        state = changed(state, workers=workers, acting=acting)
-    if is_done and all(workers[one].is_done for one in state.members):
+        worker = changed(known, applied=applied, pace_s=pace_s, is_done=is_done)
+        done = state.done + (is_done and not known.is_done)
+        state = changed(state, workers=state.workers.put(number, worker), done=done)
+    if number not in state.acting:
+        state = changed(state, acting=state.acting.put(number, None))
+    if is_done and state.done == len(state.members):
         state = changed(state, phase=Phase.FINISHED)
         return state, _to_all(state, state.workers, Finish())
     # What a member has made can only let those go that were kept because they alone had it.
@@ -427,7 +425,7 @@ def _look_at_paces(state: Coordinator, begin: Begin) -> Coordinator:
     first = state.workers[state.places[servers]].applied or 0
     if first - begin.applied < _SETTLED_STEPS:
         return state  # so are the steps that all have made
-    workers = [state.workers[number] for number in state.places[servers:]]
+    workers = state.workers.among(state.places[servers:])
     paces = [worker.pace_s for worker in workers]
     known = {place: pace for place, pace in enumerate(paces) if pace}
     applied = min(worker.applied or 0 for worker in workers)
@@ -453,8 +451,6 @@ def _after_end(state: Coordinator, event: Event) -> Result:
             return changed(state, workers=workers, leaving=leaving), []
         case Tick() if state.phase is Phase.FINISHED:
             return state, _to_all(state, state.workers, Finish())
-        case Answered(member) | Progressed(member):
-            return state, _fence(state, member)
     return state, []
 
 
@@ -467,4 +463,4 @@ def _fence(state: Coordinator, member: Member) -> list[Order]:
 
 
 def _to_all(state: Coordinator, numbers: Iterable[int], message: Message) -> list[Order]:
-    return [Order(state.workers[number].seat.member, message) for number in numbers if number in state.workers]
+    return [Order(worker.seat.member, message) for worker in state.workers.among(numbers)]

@@ -89,6 +89,7 @@ class Coordinator:
         answers: Of the members, in phase COLLECTING.
         begin: The order with which the epoch began, in phase RUNNING.
         acting: The members that have reported since, as keys.
+        done: How many members are done, in phase RUNNING.
         worth: At how many looks in a row the work was worth dividing anew.
         looked: The step that all members had made at the last look; None before the first.
         epochs: The epochs that still count, where workers take steps of their own.
@@ -106,6 +107,7 @@ class Coordinator:
     answers: Numbered[Answered] = field(default_factory=Numbered)
     begin: Begin | None = None
     acting: Numbered[None] = field(default_factory=Numbered)
+    done: int = 0
     worth: int = 0
     looked: int | None = None
     epochs: tuple[LocalEpoch, ...] = ()

@@ -25,15 +25,21 @@ def choose_kept(held: Sequence[Sequence[Leaves]], *, micro_batches: int) -> list
     Returns:
         For each member those that count, in the order of their leaves.
     """
-    offered = sorted((first - stop, place, first) for place, nodes in enumerate(held) for first, stop in nodes)
-    is_covered = [False] * micro_batches
+    offered: dict[int, list[tuple[int, int]]] = {}  # by size, in the order of the members
+    for place, nodes in enumerate(held):
+        for first, stop in nodes:
+            offered.setdefault(stop - first, []).append((place, first))
+    is_covered = bytearray(micro_batches)
     kept: list[list[Leaves]] = [[] for _ in held]
-    for size, place, first in ((-negative, place, first) for negative, place, first in offered):
-        is_node = size > 0 and not size & (size - 1) and not first % size and first + size <= micro_batches
-        if is_node and not is_covered[first]:  # a larger node that contains it would cover its first leaf too
-            is_covered[first : first + size] = [True] * size
-            kept[place].append((first, first + size))
-    return [sorted(nodes) for nodes in kept]
+    for size in sorted((size for size in offered if size > 0 and not size & (size - 1)), reverse=True):
+        for place, first in offered[size]:
+            is_node = not first % size and first + size <= micro_batches
+            if is_node and not is_covered[first]:  # a larger node that contains it would cover its first leaf too
+                is_covered[first : first + size] = b"\1" * size
+                kept[place].append((first, first + size))
+    for nodes in kept:
+        nodes.sort()
+    return kept
 
 
 def divide_missing(
@@ -49,15 +55,17 @@ def divide_missing(
     Returns:
         For each member the leaves that it computes, in as few rows as possible.
     """
-    has = [False] * micro_batches
+    has = bytearray(micro_batches)
     for first, stop in (node for nodes in kept for node in nodes):
-        has[first:stop] = [True] * (stop - first)
-    missing = [leaf for leaf in range(micro_batches) if not has[leaf]]
-    found, begun = [], 0
-    for count in share(len(missing), paces, least=0):
-        found.append(_rows(missing[begun : begun + count]))
-        begun += count
-    return found
+        has[first:stop] = b"\1" * (stop - first)
+    gaps, first = [], has.find(0)
+    while first >= 0:
+        stop = has.find(1, first)
+        gaps.append((first, stop if stop > 0 else micro_batches))
+        first = has.find(0, gaps[-1][1])
+    counts = share(sum(stop - first for first, stop in gaps), paces, least=0)
+    gaps.reverse()  # so that the next one is the last
+    return [_take(count, gaps) for count in counts]
 
 
 def blocks_of(micro_batches: int, paces: Sequence[float | None]) -> list[Leaves]:
@@ -104,11 +112,14 @@ def step_seconds(blocks: Sequence[Leaves], paces: Mapping[int, float]) -> float:
     return max((stop - first) * paces[place] for place, (first, stop) in enumerate(blocks))
 
 
-def _rows(leaves: Sequence[int]) -> list[Leaves]:
-    rows: list[Leaves] = []
-    for leaf in leaves:
-        if rows and rows[-1][1] == leaf:
-            rows[-1] = (rows[-1][0], leaf + 1)
-        else:
-            rows.append((leaf, leaf + 1))
+def _take(count: int, gaps: list[Leaves]) -> list[Leaves]:
+    """Take so many leaves from the end of the list, which shrinks."""
+    rows = []
+    while count:
+        first, stop = gaps.pop()
+        end = min(stop, first + count)
+        rows.append((first, end))
+        count -= end - first
+        if end < stop:
+            gaps.append((end, stop))
     return rows

@@ -10,7 +10,7 @@ M = micro-batches of a step, the leaves of the tree of `spec/recipe/blocks.py`. 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -267,7 +267,18 @@ class _Head:
 
 def order_to_json(order: Order) -> str:
     """Write an order as one line of JSON."""
-    return json.dumps({"kind": _KIND_OF[type(order.message)], "to": asdict(order.to), **asdict(order.message)})
+    return next(orders_to_json([order]))
+
+
+def orders_to_json(orders: Iterable[Order]) -> Iterator[str]:
+    """Write orders as lines of JSON; what many get at once is written once, since it may be as long as they are many."""
+    message, fields = None, ""
+    for order in orders:
+        if order.message is not message:
+            message = order.message
+            fields = json.dumps(asdict(message))[1:]
+        head = json.dumps({"kind": _KIND_OF[type(order.message)], "to": asdict(order.to)})
+        yield head[:-1] + (", " if len(fields) > 1 else "") + fields
 
 
 def order_from_json(data: bytes) -> Order | BadRecord:

@@ -5,19 +5,22 @@ The state of a coordinator is a value. With a plain dictionary, each report of a
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 V = TypeVar("V")
 T = TypeVar("T")
+_make, _set = object.__new__, object.__setattr__
 _BITS = 7  # a block has 128 numbers: with 10,000 workers, it is about as long as the list of blocks
 
 
 def changed(value: T, **fields: object) -> T:
     """Do what `dataclasses.replace` does, in a fifth of its time; for classes without `__post_init__` and slots."""
-    new = object.__new__(type(value))
-    new.__dict__.update(value.__dict__)
-    new.__dict__.update(fields)
+    new = _make(type(value))
+    _set(new, "__dict__", value.__dict__ | fields)  # the class itself refuses assignments
     return new
+
+
+_NONE: dict[int, Any] = {}
 
 
 class Numbered(Mapping[int, V]):
@@ -37,27 +40,45 @@ class Numbered(Mapping[int, V]):
 
     def put(self, number: int, value: V) -> "Numbered[V]":
         """Return a mapping with this value in the place of the one that the number had, if it had any."""
-        block = self._blocks.get(number >> _BITS, {})
-        return self._with_block(number, {**block, number: value})
+        blocks = self._blocks.copy()
+        before = blocks.get(number >> _BITS, {})
+        block = blocks[number >> _BITS] = before.copy()
+        block[number] = value
+        return self._with(blocks, self._size + len(block) - len(before))
 
     def drop(self, number: int) -> "Numbered[V]":
         """Return a mapping without this number; the same one if it has none."""
         if number not in self:
             return self
-        block = self._blocks[number >> _BITS]
-        return self._with_block(number, {other: value for other, value in block.items() if other != number})
+        blocks = self._blocks.copy()
+        block = blocks[number >> _BITS] = blocks[number >> _BITS].copy()
+        del block[number]
+        return self._with(blocks, self._size - 1)
 
-    def _with_block(self, number: int, block: dict[int, V]) -> "Numbered[V]":
-        key = number >> _BITS
-        new: Numbered[V] = object.__new__(Numbered)
-        new._blocks = {**self._blocks, key: block}
-        new._size = self._size - len(self._blocks.get(key, ())) + len(block)
+    def _with(self, blocks: dict[int, dict[int, V]], size: int) -> "Numbered[V]":
+        new: Numbered[V] = _make(Numbered)
+        new._blocks, new._size = blocks, size
         return new
+
+    def among(self, numbers: Iterable[int]) -> list[V]:
+        """Return the values of those of the numbers that have one, in the order of the numbers."""
+        blocks = self._blocks
+        return [block[number] for number in numbers if number in (block := blocks.get(number >> _BITS, _NONE))]
 
     def lacks(self, numbers: Iterable[int]) -> list[int]:
         """Return those of the numbers that have no value."""
         blocks = self._blocks
-        return [number for number in numbers if number not in blocks.get(number >> _BITS, ())]
+        return [number for number in numbers if number not in blocks.get(number >> _BITS, _NONE)]
+
+    @overload
+    def get(self, number: int, /) -> V | None: ...
+
+    @overload
+    def get(self, number: int, /, default: V | T) -> V | T: ...
+
+    def get(self, number: int, /, default: Any = None) -> Any:
+        """Return the value of a number, or another one if it has none."""
+        return self._blocks.get(number >> _BITS, _NONE).get(number, default)
 
     def __getitem__(self, number: int) -> V:
         return self._blocks[number >> _BITS][number]

@@ -77,14 +77,14 @@ class Pulse:
 
     def late(self, now: float) -> Mapping[int, float]:
         """Return the members that hold the run up, each with the seconds since its last progress."""
-        found = {}
+        found, hang_s = {}, self.hang_s
         for number, changed in self._changed.items():
             beat = self._beats.get(number)
-            limit_s = self.hang_s if beat is None or beat.limit_s is None else beat.limit_s
+            limit_s = hang_s if beat is None or beat.limit_s is None else beat.limit_s
             heard = self._heard[number]
             since = heard if beat is not None and beat.waits else changed
             if now - since > limit_s:
                 found[number] = now - since
-            elif now - heard > max(SILENT_S, self.hang_s):
+            elif now - heard > max(SILENT_S, hang_s):
                 found[number] = now - heard
         return found

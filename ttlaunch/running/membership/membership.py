@@ -22,7 +22,7 @@ from ttlaunch.membership.messages import (
     Order,
     Registered,
     Tick,
-    order_to_json,
+    orders_to_json,
 )
 from ttlaunch.membership.pulse import Pulse
 from ttlaunch.membership.reports import beat_of, event_of
@@ -269,7 +269,7 @@ class Membership:
         # A server without slots hands out whole steps, and counts those that it hands out again.
         has_tasks = self._state.terms.servers > 0 and self._state.terms.slots is None
         anew = 0 if has_tasks or not self.changes else sum(last - first for rows in begin.todo for first, last in rows)
-        before = self.changes[-1].members if self.changes else begin.numbers
+        before = frozenset(self.changes[-1].members if self.changes else begin.numbers)
         came = [number for number in begin.numbers if number not in before]
         self._came = {*self._came, *came} & {*begin.numbers}
         late = [f"{worker_name(number)} joined" for number in came]  # had it waited, too few would have made steps
@@ -277,8 +277,7 @@ class Membership:
         reasons = tuple(self._reasons) or (FASTER,)
         reasons, self._reasons = reasons if self.changes else (), []
         self._disturbed = self._disturbed if self.changes else now
-        gone = set(self.changes[-1].members).difference(begin.numbers) if self.changes else ()
-        lost_steps = sum(self._reports[number].own_steps for number in gone)
+        lost_steps = sum(self._reports[number].own_steps for number in before.difference(begin.numbers))
         change = Change(begin.epoch, begin.numbers, begin.applied, reasons, anew, lost_steps, time.time(), begin.blocks)
         self.changes.append(change)
         joined = [number for number, applied in begin.behind if applied is None]
@@ -308,8 +307,8 @@ class Membership:
             self._journal.write("resumed", epoch=change.epoch, step=report.applied, pause_s=change.pause_s)
 
     def _send(self, orders: Sequence[Order]) -> None:
-        for order in orders:
-            self._tell(order.to, order_to_json(order).encode())
+        for order, text in zip(orders, orders_to_json(orders), strict=True):
+            self._tell(order.to, text.encode())
         if any(isinstance(order.message, Finish) for order in orders):
             self._pulse.restart((), 0.0)
 
