@@ -21,10 +21,12 @@ After each event what it has changed is checked, and all that is known at each b
 import random
 import time
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Any
 
 from tests.membership.explorer import Violation
@@ -40,6 +42,7 @@ from ttlaunch.membership.messages import (
     LeaveAsked,
     Lost,
     Member,
+    Message,
     Order,
     Prepare,
     Progressed,
@@ -54,7 +57,7 @@ Action = tuple[Any, ...]
 
 _TICK_S = 0.5
 _GROUPS = 8  # what goes to all at once arrives at so many moments
-_FULL_CHECK_EVERY = 100_000
+_ON_A_HOST = 8  # and so many workers, which share a host, answer it at the same one
 _AWAITED_S = 5.0  # an epoch may be awaited so long after the last that is lost
 
 
@@ -86,11 +89,11 @@ class Climate:
 class Process:
     """A worker's process; it is asleep while it is silent."""
 
-    __slots__ = ("follows", "has_answered", "is_asleep", "is_known", "is_lost", "state")
+    __slots__ = ("follows", "has_answered", "is_asleep", "is_lost", "state")
 
     def __init__(self, state: WorkerState, *, follows: bool = False) -> None:
         self.state, self.follows = state, follows
-        self.is_asleep = self.is_lost = self.is_known = False
+        self.is_asleep = self.is_lost = False
         self.has_answered = 0  # in which epoch
 
 
@@ -115,14 +118,16 @@ class Fleet:
         terms = Terms(1, 2 * climate.workers, climate.micro_batches, frozenset(range(climate.workers)))
         self.state = Coordinator(terms)
         self.processes: dict[int, Process] = {}  # the newest of each number, unless it has ended
-        self.measured = Measured(seconds={})
+        self._known: dict[int, Member] = {}  # those that have registered, and were neither lost nor dismissed
+        self.measured = Measured()
+        self._seconds: dict[type[Event], array[float]] = defaultdict(lambda: array("d"))
         self._newest: dict[int, int] = {}  # incarnations
         self._gone: list[int] = []  # numbers of lost workers in whose place others may come
         self._awake: list[Process] = []  # processes that were counted as lost, and live
         self._asked: set[int] = set()  # to leave
         self._acting = 0  # members of this epoch that have begun
         self._heap: list[tuple[float, int, Action]] = []
-        self._order, self._events, self._applied, self._disturbed = 0, 0, 0, 0.0
+        self._order, self._applied, self._disturbed = 0, 0, 0.0
         self.now = 0.0
         for number in range(climate.workers):
             self._start(number, applied=0)
@@ -144,6 +149,7 @@ class Fleet:
         self._check_all()
         self.measured.epochs, self.measured.steps = self.state.epoch, self._applied
         self.measured.workers = len(self.state.members)
+        self.measured.seconds = {kind.__name__: seconds for kind, seconds in self._seconds.items()}
         return self.measured
 
     def _after(self, seconds: float, *action: Any) -> None:
@@ -188,6 +194,7 @@ class Fleet:
             return
         process.is_lost = True
         del self.processes[member.number]
+        self._known.pop(member.number, None)
         self._feed(Lost(member))
         if wakes_after_s:
             self._after(wakes_after_s, "wake", process)
@@ -217,25 +224,30 @@ class Fleet:
     def _do_register(self, process: Process) -> None:
         if process.is_asleep or process.is_lost:
             return
-        process.is_known = True
         state = process.state
+        self._known[state.member.number] = state.member
         self._feed(Registered(Seat(state.member), state.applied, follows=process.follows))
 
-    def _do_deliver(self, orders: list[tuple[Process | None, object]]) -> None:
-        for process, message in orders:
+    def _do_deliver(self, orders: list[Order]) -> None:
+        answering: list[Process] = []
+        for order in orders:
+            process = self._addressed(order.to)
             if process is not None and not process.is_asleep:
-                self._obey(process, message)
+                self._obey(process, order.message, answering)
+        for place in range(0, len(answering), _ON_A_HOST):
+            some = answering[place : place + _ON_A_HOST]
+            self._after(0.01 + 0.5 * self._random.random(), "answer", some, some[0].state.epoch)
 
-    def _obey(self, process: Process, message: object) -> None:
+    def _obey(self, process: Process, message: Message, answering: list[Process]) -> None:
         match message:
+            case Begin():
+                self._begin(process, message)
             case Prepare(epoch):
                 if epoch > process.state.epoch:
                     self._stop(process, message)
-                    self._after(0.01 + 0.5 * self._random.random(), "answer", process, epoch)
+                    answering.append(process)
                 elif process.has_answered == epoch:
-                    self._after(self._soon(), "answer", process, epoch)
-            case Begin():
-                self._begin(process, message)
+                    self._after(self._soon(), "answer", [process], epoch)
             case Follow():
                 if process.state.applied is None:
                     self._after(self._random.uniform(2, 5), "followed", process, message.epoch)
@@ -257,18 +269,18 @@ class Fleet:
         if state.begin is not None:
             # It has computed some of its leaves, which make nodes of the tree as far as they go.
             rows = worker.leaves_to_compute(state)
-            count = self._random.randint(0, sum(stop - first for first, stop in rows))
+            count = int((1 + sum(stop - first for first, stop in rows)) * self._random.random())
             for first, stop in rows:
                 size = min(stop - first, count)
                 count -= size
-                found = ((node.start, node.stop) for node in aligned_subtrees(range(first, first + size)))
-                nodes = (*nodes, *found)
+                nodes = (*nodes, *_nodes_of(first, first + size))
         process.state = worker.hold(worker.prepare(state, order), nodes)
 
-    def _do_answer(self, process: Process, epoch: int) -> None:
-        if not process.is_asleep and process.state.epoch == epoch and process.state.begin is None:
-            process.has_answered = epoch
-            self._feed(worker.answer(process.state))
+    def _do_answer(self, processes: list[Process], epoch: int) -> None:
+        for process in processes:
+            if not process.is_asleep and process.state.epoch == epoch and process.state.begin is None:
+                process.has_answered = epoch
+                self._feed(worker.answer(process.state))
 
     def _do_followed(self, process: Process, epoch: int) -> None:
         if not process.is_asleep and process.state.applied is None and not process.state.epoch:
@@ -293,7 +305,7 @@ class Fleet:
 
     def _act(self, process: Process) -> None:
         """Have a member begin to compute; the first step is over some time after the last has."""
-        self._feed(worker.progress(worker.end_step(process.state), pace_s=1.0))
+        self._feed(worker.progress(process.state, pace_s=1.0))
         self._acting += 1
         if self.state.begin is not None and self._acting == len(self.state.members):
             self._after(self.climate.step_s, "step", self.state.epoch)
@@ -328,60 +340,52 @@ class Fleet:
     # The coordinator
 
     def _feed(self, event: Event) -> None:
-        before = self.state
-        if not isinstance(event, (Answered, Progressed, Tick)):
+        before, kind = self.state, type(event)
+        if kind not in {Answered, Progressed, Tick}:
             self._disturbed = self.now
         began = time.perf_counter()
         self.state, orders = self._step(before, event)
         taken = time.perf_counter() - began
-        kind = type(event).__name__
-        if kind not in self.measured.seconds:
-            self.measured.seconds[kind] = array("d")
-        self.measured.seconds[kind].append(taken)
-        reached = [(self._addressed(order.to), order.message) for order in orders]
-        for process, message in reached:
-            if isinstance(message, Dismiss) and process is not None and not process.is_lost:
-                self._note_farewell(process)
-        self._check(before, event, orders)
-        if not reached:
-            return
-        for group in (reached[place::_GROUPS] for place in range(min(_GROUPS, len(reached)))):
-            self._after(self._soon(), "deliver", group)
+        self._seconds[kind].append(taken)
+        if isinstance(event, (Answered, Progressed)) and self._known.get(event.member.number) is not event.member:
+            self._check_fence(before, event.member, orders)
+        if orders:
+            self._note_farewells(orders)
+        self._check(before)
+        for place in range(min(_GROUPS, len(orders))):
+            self._after(self._soon(), "deliver", orders[place::_GROUPS])
 
-    def _note_farewell(self, process: Process) -> None:
-        number = process.state.member.number
-        if number not in self._asked:
-            raise Violation(f"worker {number} is dismissed although it lives and nobody has asked it to leave")
-        process.is_known = False
+    def _note_farewells(self, orders: list[Order]) -> None:
+        for order in orders:
+            number = order.to.number
+            if isinstance(order.message, Dismiss) and self._known.get(number) == order.to:
+                if number not in self._asked:
+                    raise Violation(f"worker {number} is dismissed although it lives and nobody has asked it to leave")
+                del self._known[number]
 
     def _addressed(self, member: Member) -> Process | None:
         process = self.processes.get(member.number)
-        if process is not None and process.state.member == member:
+        if process is not None and (process.state.member is member or process.state.member == member):
             return process
         return next((one for one in self._awake if one.state.member == member), None)
 
     # Rules
 
-    def _check(self, before: Coordinator, event: Event, orders: list[Order]) -> None:
+    def _check(self, before: Coordinator) -> None:
         after = self.state
-        self._events += 1
         if not before.epoch <= after.epoch <= before.epoch + 1:
             raise Violation(f"the epoch goes from {before.epoch} to {after.epoch}")
-        if isinstance(event, (Answered, Progressed)):
-            self._check_fence(before, event.member, orders)
         if after.phase is Phase.STRANDED:
             raise Violation("the run is stranded although workers have the weights")
         if after.begin is not before.begin and after.begin is not None:
             self._acting = 0
             self._check_begin(after.begin)
             self._check_all()
-        elif self.climate.checks_all or self._events % _FULL_CHECK_EVERY == 0:
+        elif self.climate.checks_all:
             self._check_all()
 
     def _check_fence(self, before: Coordinator, member: Member, orders: list[Order]) -> None:
-        known = before.workers.get(member.number)
-        if known is not None and known.seat.member == member:
-            return
+        """Check what follows from a report of a process with which nobody counts any more."""
         self.measured.fenced += 1
         if self.state != before:
             raise Violation(f"a report of {member}, which is lost, changes what is known")
@@ -397,33 +401,38 @@ class Fleet:
         newest = max(one.state.applied or 0 for one in self.processes.values())
         if begin.applied != newest:
             raise Violation(f"epoch {begin.epoch} starts from step {begin.applied}, and step {newest} is made")
-        behind = {number for number, _ in begin.behind}
-        if behind | set(begin.holders) != set(numbers) or behind & set(begin.holders):
+        if sorted([*(number for number, _ in begin.behind), *begin.holders]) != numbers:
             raise Violation(f"epoch {begin.epoch}: not each member either has step {begin.applied} or lacks it")
-        rows = [[*kept, *todo] for kept, todo in zip(begin.kept, begin.todo, strict=True)]
-        for leaves in (rows, [[block] for block in begin.blocks]):
-            found = sorted(leaf for some in leaves for leaf in some)
+        for leaves in (chain(*begin.kept, *begin.todo), begin.blocks):
+            found = sorted(leaves)
             ends = [0, *(stop for _, stop in found)]
             if [first for first, _ in found] != ends[:-1] or ends[-1] != self.climate.micro_batches:
                 raise Violation(f"epoch {begin.epoch}: not each leaf is at one member")
         for number, kept in zip(numbers, begin.kept, strict=True):
-            if not set(kept) <= set(self.processes[number].state.held if number in self.processes else ()):
+            if kept and not set(kept) <= set(self.processes[number].state.held if number in self.processes else ()):
                 raise Violation(f"epoch {begin.epoch}: worker {number} has not {kept}")
 
     def _check_all(self) -> None:
         state = self.state
         if list(state.members) != sorted(set(state.members)):
             raise Violation("members are not sorted")
-        for number, known in state.workers.items():
-            process = self.processes.get(number)
-            if process is None or process.state.member != known.seat.member:
-                raise Violation(f"worker {number} is known although it is lost, or by another incarnation")
-            if known.seat.member.incarnation != state.seen[number]:
-                raise Violation(f"worker {number} has two incarnations")
-        for number, process in self.processes.items():
-            if process.is_known and number not in state.workers:
-                raise Violation(f"worker {number} lives and is not known")
+        known = {number: one.seat.member for number, one in state.workers.items()}
+        if known != self._known:
+            self._blame(known)
+        if any(member.incarnation != state.seen[number] for number, member in known.items()):
+            raise Violation("a worker has two incarnations")
         answered = state.answers if state.phase is Phase.COLLECTING else ()
         for numbers in (state.members, state.leaving, answered, state.acting):
-            if not all(number in state.workers for number in numbers):
+            if not known.keys() >= set(numbers):
                 raise Violation("a member is not known")
+
+    def _blame(self, known: dict[int, Member]) -> None:
+        for number, member in known.items():
+            if self._known.get(number) != member:
+                raise Violation(f"worker {number} is known although it is lost, or by another incarnation")
+        raise Violation(f"workers {sorted(self._known.keys() - known.keys())} live and are not known")
+
+
+@cache
+def _nodes_of(first: int, stop: int) -> tuple[Leaves, ...]:
+    return tuple((node.start, node.stop) for node in aligned_subtrees(range(first, stop)))

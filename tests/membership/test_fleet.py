@@ -56,9 +56,9 @@ def turn_ranks_round(order, _):
 
 MUTANTS = {
     forget_the_lost: "does not begin|is known although it is lost",
-    forget_who_comes: "is not known",
+    forget_who_comes: "are not known",
     go_back: "the epoch goes",
-    mutants.tell_nobody: "is not told|lives and is not known",
+    mutants.tell_nobody: "is not told|live and are not known",
     mutants.bring_back: "two incarnations",
 }
 OF_BEGINS = {

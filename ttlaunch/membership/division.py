@@ -6,8 +6,6 @@ The sums have the same bits for any division (`runtime/comm/reduction.py`), so t
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heapreplace
 
-from ttlaunch.spec.recipe.blocks import contiguous_blocks
-
 Leaves = tuple[int, int]
 """Some micro-batches in a row: the index of the first, and the one after the last."""
 
@@ -96,7 +94,8 @@ def share(count: int, paces: Sequence[float | None], *, least: int) -> list[int]
         raise ValueError(f"{count} micro-batches are too few for {len(paces)} members")
     known = [pace for pace in paces if pace is not None and pace > 0]
     if len(known) < len(paces):
-        return [len(block) for block in contiguous_blocks(count, len(paces))]
+        short, longer = divmod(count, len(paces))  # as `contiguous_blocks` cuts them
+        return [short + (place < longer) for place in range(len(paces))]
     counts = [least] * len(paces)
     ends = [((least + 1) * pace, place) for place, pace in enumerate(known)]  # when each would end with a piece more
     heapify(ends)

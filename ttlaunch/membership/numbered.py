@@ -41,7 +41,7 @@ class Numbered(Mapping[int, V]):
     def put(self, number: int, value: V) -> "Numbered[V]":
         """Return a mapping with this value in the place of the one that the number had, if it had any."""
         blocks = self._blocks.copy()
-        before = blocks.get(number >> _BITS, {})
+        before = blocks.get(number >> _BITS, _NONE)
         block = blocks[number >> _BITS] = before.copy()
         block[number] = value
         return self._with(blocks, self._size + len(block) - len(before))
