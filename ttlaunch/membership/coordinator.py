@@ -304,10 +304,10 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
     held = [answer.held if answer.applied == applied else () for answer in answers[servers:]]
     # After the run's last step nothing is left to compute: members that lack the step only catch up. And nobody else computes
     # what a worker that was lost would have done in a local step.
-    holders = [answer for answer in answers if answer.applied == applied]
-    is_done = any(answer.is_done for answer in holders)
+    said = {(answer.is_done, answer.validated) for answer in answers if answer.applied == applied}
+    is_done = any(done for done, _ in said)
     count = 0 if is_done or terms.has_local_steps else terms.micro_batches
-    earlier = still_counting(state.epochs, begun=applied, made=[applied, *(one.applied for one in answers)])
+    made = [applied, *(answer.applied for answer in answers)] if terms.has_local_steps else []
     kept = choose_kept(held, micro_batches=count)
     todo = divide_missing(kept, micro_batches=count, paces=paces)
     order = Begin(
@@ -318,10 +318,10 @@ def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
         todo=((),) * servers + tuple(map(tuple, todo)),
         blocks=((0, 0),) * servers + tuple(blocks_of(terms.micro_batches, paces)),
         behind=tuple((one.member.number, one.applied) for one in answers if one.applied != applied),
-        holders=tuple(answer.member.number for answer in holders),
-        validates=any(answer.validated != applied for answer in holders),
+        holders=tuple(one for one, answer in zip(places, answers, strict=True) if answer.applied == applied),
+        validates=any(validated != applied for _, validated in said),
         shares=_shares_at_begin(state, places, applied) if terms.slots is not None else (),
-        earlier=earlier if terms.has_local_steps else (),
+        earlier=still_counting(state.epochs, begun=applied, made=made) if made else (),
     )
     gone = sorted(state.leaving.difference(wanted))
     dismissed, workers = _to_all(state, gone, _farewell(state)), _workers_at_begin(state, known, gone)
