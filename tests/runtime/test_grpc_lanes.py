@@ -181,7 +181,7 @@ def test_a_call_that_ended_before_its_lane_was_opened_leaves_no_lane_to_wait_for
             links.changed, links._tls = threading.Condition(), None
             channel = Channel(Fence(lambda _: Outgoing(), epoch=0, incarnation=0))
             route = SimpleNamespace(peer=None, address=SimpleNamespace(socket=path, network=None))
-            assert await asyncio.wait_for(links._exchange(route, EndedCall(), channel), 2)
+            assert await asyncio.wait_for(links._exchange(route, EndedCall(), channel), 2) is None
 
     within(exchange())
 

@@ -1,14 +1,17 @@
 """Lanes between hosts: frames come whole through TLS, and the door on the network opens for nobody but the worker that is expected."""
 
 import asyncio
+import errno
 import os
 import random
 import re
 import socket
 import ssl
 import struct
+import threading
 from collections import Counter
-from contextlib import asynccontextmanager, closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import replace
 
 import grpc
@@ -21,9 +24,10 @@ from ttlaunch.running.agents.certificates import make_certificates
 from ttlaunch.runtime.comm.grpc import doors, links
 from ttlaunch.runtime.comm.grpc.communicator import GrpcCommunicator
 from ttlaunch.runtime.comm.grpc.directory import Certificates, Peer
-from ttlaunch.runtime.comm.grpc.doors import Door, open_lane, open_lane_over_network
+from ttlaunch.runtime.comm.grpc.doors import LANE, LANE_PORT, Door, open_lane, open_lane_over_network
 from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES
-from ttlaunch.runtime.comm.grpc.wires import Tls, TlsWire
+from ttlaunch.runtime.comm.grpc.peers import WORKER
+from ttlaunch.runtime.comm.grpc.wires import PlainWire, Tls, TlsWire
 from ttlaunch.runtime.comm.protocol import PeerLostError
 
 from .grpc_worlds import directory_of, in_threads, opened
@@ -340,3 +344,183 @@ def test_each_rank_listens_at_two_ports_of_its_address_and_nowhere_else(hosts):
         found = Counter(addresses_of([os.getpid()])) - before
         assert ["127.0.0.1"] * 4 == [str(getattr(one, "ipv4_mapped", None) or one) for one in found.elements()]
     assert before == Counter(addresses_of([os.getpid()]))
+
+
+def fails(sending, words):
+    """Wait for a transfer that has to fail, for 10 s at most."""
+    threads = ThreadPoolExecutor(1)
+    with pytest.raises(PeerLostError, match=words):
+        threads.submit(sending.wait).result(10)
+    threads.shutdown()
+
+
+def test_a_peer_that_tells_a_port_that_is_none_is_lost(hosts):
+    with opened(hosts(2)) as (hostile, honest):
+        hostile._links._door.port = 99_999
+        fails(
+            honest.isend(torch.ones(100_000), dest=0), "rank 0 .* is gone: its lane cannot be opened: it tells no port"
+        )
+
+
+@pytest.mark.parametrize("way", ["ends its call", "says goodbye", "closes its lane"])
+def test_who_is_left_by_the_receiver_alone_does_not_wait_for_it(hosts, monkeypatch, way):
+    """No honest receiver does that; the sender cannot know, and all of its transfers would wait without end."""
+    monkeypatch.setattr(links, "_STATUS_S", 0.2)
+    with opened(hosts(2)) as (hostile, honest):
+        theirs, kept = hostile._links, []
+
+        async def receive(peer, _channel, context):
+            with theirs._door.expect(peer_name(peer.worker)) as (secret, arriving):
+                told = ((WORKER, str(peer.worker)), (LANE, secret), (LANE_PORT, str(theirs._door.port)))
+                await context.send_initial_metadata(told)
+                wire = await arriving
+            if way == "ends its call":
+                kept.append(wire)
+                return
+            if way == "says goodbye":
+                wire.send((memoryview(bytes(4)),))
+                wire.flush()
+                kept.append(wire)
+            else:
+                wire.close()
+            await asyncio.sleep(30)
+
+        theirs._receive = receive
+        fails(honest.isend(torch.ones(100_000), dest=0), "rank 0 .* is gone: (it has|its lane)")
+        fails(honest.isend(torch.ones(1), dest=0), "rank 0 .* is gone: (it has|its lane)")
+        [one.close() for one in kept]
+
+
+def test_a_lane_that_something_between_the_hosts_resets_towards_the_sender_alone_is_lost_on_both_sides(
+    hosts, monkeypatch
+):
+    monkeypatch.setattr(links, "_STATUS_S", 0.2)
+    with opened(hosts(2)) as (receiver, sender), relayed(receiver._links._door) as ends:
+        receiving = receiver.irecv(torch.zeros(4), source=1)
+        sender.isend(torch.ones(4), dest=0).wait()
+        receiving.wait()
+        receiving = receiver.irecv(torch.zeros(100_000), source=1)
+        [caller, _] = ends  # the receiver's side stays
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.shutdown(socket.SHUT_RDWR)
+        caller.close()
+        fails(sender.isend(torch.ones(100_000), dest=0), "rank 0 .* is gone: its lane broke")
+        fails(receiving, "rank 1 .* is gone")
+
+
+@contextmanager
+def relayed(door):
+    """Stand between a door and whoever comes; yields both ends, once somebody has come."""
+    ends = []
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        port, door.port = door.port, between.getsockname()[1]
+
+        def relay():
+            caller, server = between.accept()[0], socket.create_connection(("127.0.0.1", port))
+            ends.extend((caller, server))
+            threading.Thread(target=carry, args=(caller, server), daemon=True).start()
+            threading.Thread(target=carry, args=(server, caller), daemon=True).start()
+
+        threading.Thread(target=relay, daemon=True).start()
+        yield ends
+        for end in ends:
+            end.close()
+
+
+def carry(source, target):
+    with suppress(OSError):
+        for data in iter(lambda: source.recv(2**16), b""):
+            target.sendall(data)
+
+
+def test_keys_that_are_asked_for_again_and_again_end_a_lane():
+    certificates = of_one_run()
+
+    async def ask():
+        first, second = await wires_between(*certificates[:2])
+        second._out.write(bytes(2**21))  # answers of TLS that nobody sends
+        first.send((memoryview(b"x"),))
+        first.flush()
+        with pytest.raises(ConnectionResetError, match="again and again"):
+            second.recv_into(memoryview(bytearray(100)))
+        first.close()
+        second.close()
+
+    within(ask())
+
+
+def test_a_welcome_that_does_not_get_out_spends_no_secret(tmp_path, monkeypatch):
+    certificates = of_one_run()
+    flush, tries = TlsWire.flush, []
+
+    def flush_later(self):
+        tries.append(self)
+        if len(tries) == 1:
+            raise ConnectionResetError
+        flush(self)
+
+    monkeypatch.setattr(TlsWire, "flush", flush_later)
+
+    async def knock():
+        door = Door(tmp_path / "lane", address="127.0.0.1", tls=Tls(certificates[0]))
+        with door.expect(peer_name(1)) as (secret, arriving):
+            friend = await open_lane_over_network(
+                ("127.0.0.1", door.port), secret, Tls(certificates[1]), peer=peer_name(0)
+            )
+            (await arriving).close()
+            friend.close()
+        door.close()
+
+    within(knock())
+    assert len(tries) == 2
+
+
+def test_what_came_before_a_peer_closed_is_read_though_nothing_can_be_sent_to_it_any_more():
+    """A receiver that is late answers the first frame when its sender has long said goodbye."""
+
+    class Answers(End):
+        def feed(self, data):
+            super().feed(data)
+            self.to_send.append(bytes(200))
+            self.lane.pump()
+
+    async def be_late():
+        ours, theirs = socket.socketpair()
+        sender = End(PlainWire(ours), [bytes(2_000)] * 20)
+        await sender.lane.finish()
+        sender.lane.close()
+        receiver = Answers(PlainWire(theirs))
+        assert await receiver.lane.ended is None
+        assert len(receiver.came) == 20
+
+    within(be_late())
+
+
+def test_a_door_waits_when_there_are_no_descriptors_left(tmp_path, monkeypatch):
+    calls = []
+
+    class Full:
+        def accept(self):
+            calls.append(self)
+            raise OSError(errno.EMFILE, "")
+
+    async def look():
+        door = Door(tmp_path / "lane")
+        [listener] = door._listeners
+        real, listener._listening = listener._listening, Full()
+        asyncio.get_running_loop().remove_reader(real)
+        monkeypatch.setattr(listener, "_loop", FakeLoop())
+        listener._accept()
+        assert listener._loop.said == ["remove_reader", "call_later"]
+        listener._listening = real
+        monkeypatch.undo()
+        door.close()
+
+    class FakeLoop:
+        def __init__(self):
+            self.said = []
+
+        def __getattr__(self, name):
+            return lambda *_: self.said.append(name)
+
+    within(look())

@@ -1,15 +1,14 @@
 """Let this host connect to every other host of a cluster, and the others to it, on ports that the system chooses.
 
 Frames to it: `reach` (connect to all peers at once), `measure` (latency and bandwidth to one), `end`. Frames from it:
-`listening` (the port), `reached`, `measured`. The side that connects shows a token that only this
-cluster's scripts know, and the side that answers proves its identity, so neither a stranger nor a second machine with the same
-address is taken for a peer.
+`listening` (the port), `reached`, `measured`. Both sides prove that they know a token that only this cluster's scripts know, and
+for which host they were started, so neither a stranger nor a second machine with the same address is taken for a peer. The token
+itself is never sent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import os
 import selectors
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-_TOKEN = 32
 _PROOF = 32
+_SILENT_S = 2.0
+_PAUSE_S = 0.05
 _TRY, _MEASURE = b"t", b"m"
 _LOAD = 64 * 1024  # many packets of any size, so that a way which loses large ones is noticed
 _PINGS = 30
@@ -61,29 +61,40 @@ def main(arguments: dict[str, Any]) -> int:
             contract.send_frame({"kind": "measured", **_measure(header["peer"], token, seconds=header["seconds"])})
 
 
+def _greeting(token: bytes, name: str) -> bytes:
+    """What a host that knows the token sends to the host of this name."""
+    return hmac.digest(token, b"to " + name.encode(), "sha256")
+
+
 def _proof(token: bytes, name: str) -> bytes:
-    """The proof that the host of this name sends in answer to the token."""
-    return hashlib.sha256(token + name.encode()).digest()
+    """What the host of this name answers."""
+    return hmac.digest(token, b"from " + name.encode(), "sha256")
 
 
 class _Guest:
-    """A connection that was accepted; the peer sends the token, then either a test load (try) or pings and data (measure)."""
+    """A connection that was accepted; the peer greets, then sends either a test load (try) or pings and data (measure)."""
 
-    def __init__(self, connection: socket.socket, token: bytes, proof: bytes) -> None:
+    def __init__(self, connection: socket.socket, expected: bytes, proof: bytes) -> None:
         self._connection = connection
-        self._token = token
+        self._expected = expected
         self._proof = proof
+        self._came = time.monotonic()
         self._greeting = b""
         self._received = 0
         self._began = 0.0
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not greeted for so long that it is a stranger."""
+        return len(self._greeting) <= _PROOF and time.monotonic() - self._came > _SILENT_S
+
     def receive(self, buffer: bytearray) -> bool:
         """Receive the data that have arrived; returns whether more are expected."""
-        if len(self._greeting) <= _TOKEN:
-            part = self._connection.recv(_TOKEN + 1 - len(self._greeting))
+        if len(self._greeting) <= _PROOF:
+            part = self._connection.recv(_PROOF + 1 - len(self._greeting))
             self._greeting += part
-            if len(self._greeting) > _TOKEN:
-                if not hmac.compare_digest(self._greeting[:_TOKEN], self._token):
+            if len(self._greeting) > _PROOF:
+                if not hmac.compare_digest(self._greeting[:_PROOF], self._expected):
                     return False
                 self._connection.sendall(self._proof)
             return bool(part)
@@ -109,30 +120,43 @@ class _Guest:
 
 
 def _serve(listener: socket.socket, token: bytes, name: str) -> None:
-    proof, buffer = _proof(token, name), bytearray(_CHUNK)
+    expected, proof, buffer = _greeting(token, name), _proof(token, name), bytearray(_CHUNK)
+    looked = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         while True:
-            for key, _ in selector.select():
+            for key, _ in selector.select(_SILENT_S):
                 if key.fileobj is listener:
-                    with contextlib.suppress(OSError):
+                    try:
                         connection, _ = listener.accept()
+                    except OSError:
+                        time.sleep(_PAUSE_S)  # there may be no descriptor left, and the next look would find the same
+                        continue
+                    with contextlib.suppress(OSError):
                         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                        connection.settimeout(1.0)
-                        selector.register(connection, selectors.EVENT_READ, _Guest(connection, token, proof))
+                    connection.settimeout(1.0)
+                    selector.register(connection, selectors.EVENT_READ, _Guest(connection, expected, proof))
                     continue
                 goes_on = False
                 with contextlib.suppress(OSError):
                     goes_on = key.data.receive(buffer)
                 if not goes_on:
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()  # type: ignore[union-attr]
+                    _send_away(selector, key)
+            if time.monotonic() - looked > _SILENT_S:
+                looked = time.monotonic()
+                for key in [key for key in selector.get_map().values() if key.data is not None and key.data.is_silent]:
+                    _send_away(selector, key)
+
+
+def _send_away(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    selector.unregister(key.fileobj)
+    key.fileobj.close()  # type: ignore[union-attr]
 
 
 class _Attempt:
     """A test of one connection to a peer, in steps that never wait.
 
-    The steps: connect, send the token, check the peer's proof of identity, send a load, read that the load has arrived.
+    The steps: connect, greet, check the peer's proof of identity, send a load, read that the load has arrived.
 
     Attributes:
         moved: When a part of the load was last said to have arrived, as `time.monotonic()`; at first, when the attempt began. A slow
@@ -144,7 +168,7 @@ class _Attempt:
         self.name = name
         self.problem: str | None = "no answer"
         self.seconds: float | None = None
-        self._token = token
+        self._greeting = _greeting(token, name)
         self._expected = _proof(token, name)
         self._received = b""
         self._load = memoryview(bytes(_LOAD))
@@ -162,7 +186,7 @@ class _Attempt:
             if error:
                 raise OSError(error, "")
             self.seconds = time.monotonic() - self._began
-            self.connection.send(self._token + _TRY)
+            self.connection.send(self._greeting + _TRY)
             self.problem = "it connects, and then nothing comes"
             self.events = selectors.EVENT_READ
             return True
@@ -243,7 +267,7 @@ def _measure(peer: list[Any], token: bytes, *, seconds: float) -> dict[str, Any]
     try:
         with socket.create_connection((address, port), timeout=2.0 + seconds) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(token + _MEASURE)
+            connection.sendall(_greeting(token, name) + _MEASURE)
             if _take(connection, _PROOF) != _proof(token, name):
                 return {"problem": "another machine answers at its address"}
             trips = []

@@ -1,5 +1,6 @@
 """The probe on this machine: what it says is what this machine has."""
 
+import hashlib
 import os
 import platform
 import shutil
@@ -365,6 +366,29 @@ def test_a_stranger_who_knows_no_token_is_sent_away():
 
     transport.close()
     assert b"" == answer
+
+
+def test_a_stranger_who_says_nothing_is_sent_away():
+    with closing(LocalTransport("one")) as transport:
+        arguments = {"name": "one", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 3.0, "longest_s": 9.0}
+        script = start_script(transport, "pairs", arguments=arguments, timeout_s=5.0)
+        port = script.expect(timeout_s=5.0)[0]["port"]
+        with socket.create_connection(("127.0.0.1", port), timeout=10.0) as connection:
+            assert b"" == connection.recv(1)
+
+
+def test_whoever_is_asked_learns_nothing_with_which_to_pass_for_a_host():
+    with closing(LocalTransport("one")) as transport, socket.create_server(("127.0.0.1", 0)) as impostor:
+        arguments = {"name": "one", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 3.0, "longest_s": 9.0}
+        script = start_script(transport, "pairs", arguments=arguments, timeout_s=5.0)
+        script.expect(timeout_s=5.0)
+        script.send({"kind": "reach", "peers": [["other", *impostor.getsockname()]]}, timeout_s=5.0)
+        with impostor.accept()[0] as connection:
+            shown = connection.recv(33)
+            assert bytes.fromhex(arguments["token"]) not in shown
+            connection.sendall(hashlib.sha256(shown[:32] + b"other").digest())
+            [[_, _, problem]] = script.expect(timeout_s=5.0)[0]["results"]
+    assert "another machine answers at its address" == problem
 
 
 def test_a_machine_names_the_device_files_of_gpus(ask):

@@ -7,6 +7,7 @@ that they have proved to be. It tells them that they are let in, so that whoever
 
 import asyncio
 import contextlib
+import errno
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -29,6 +30,10 @@ _WELCOME = b"\x01"
 _KNOCK_S = 10.0
 _MOST_KNOCKING = 64
 _RETRY_S = 0.01
+_PAUSE_S = 0.1
+_NONE_LEFT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""Why a connection cannot be accepted that is still there."""
+
 _AGAIN_S = 0.05  # a handshake costs both sides a millisecond
 
 
@@ -118,10 +123,10 @@ class Door:
         guest = self._expected.get(shown)
         if guest is None or guest.name not in proven or guest.arriving.done():
             return False
-        del self._expected[shown]
         if guest.name is not None:
             wire.send((memoryview(_WELCOME),))
             wire.flush()
+        del self._expected[shown]  # now: if the welcome does not get out, it comes again
         guest.arriving.set_result(wire)
         return True
 
@@ -133,7 +138,7 @@ class _Listener:
         self._loop = asyncio.get_running_loop()
         self._listening, self._tls, self._let_in = listening, tls, let_in
         self._knocking: dict[asyncio.Task[bool], None] = {}  # in the order in which they came
-        listening.listen()
+        listening.listen(socket.SOMAXCONN)
         listening.settimeout(0)
         self._loop.add_reader(listening, self._accept)
 
@@ -144,26 +149,35 @@ class _Listener:
         self._listening.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # whoever knocked is gone
+        try:
             connection, _ = self._listening.accept()
-            task = self._loop.create_task(self._let_in(connection, self._tls))
-            self._knocking[task] = None
-            task.add_done_callback(partial(self._has_answered, connection))
+        except OSError as error:
+            if error.errno in _NONE_LEFT:  # the next look would find the same
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(_PAUSE_S, self._look_again)
+            return  # else whoever knocked is gone
+        task = self._loop.create_task(self._let_in(connection, self._tls))
+        self._knocking[task] = None
+        task.add_done_callback(partial(self._has_answered, connection))
         if len(self._knocking) < _MOST_KNOCKING:
             return
         if self._tls is None:
             # The next ones wait with the kernel: a peer that is sent away would not come again.
             self._loop.remove_reader(self._listening)
         else:
-            # Strangers may fall silent, so that nobody can wait for them; a peer that is sent away for them comes again.
-            first = next(iter(self._knocking))
-            del self._knocking[first]
-            first.cancel()
+            # Strangers may fall silent, so that nobody can wait for them; a peer that is sent away for them comes again. By lot: of those
+            # who came first, one would always be the peer that needs as long as 64 strangers need to come.
+            drawn = secrets.choice(list(self._knocking))
+            del self._knocking[drawn]
+            drawn.cancel()
 
     def _has_answered(self, connection: socket.socket, task: "asyncio.Task[bool]") -> None:
-        if task.cancelled() or not task.result():  # a task may be cancelled before it begins
-            connection.close()
         self._knocking.pop(task, None)
+        if task.cancelled() or task.exception() or not task.result():  # a task may be cancelled before it begins
+            connection.close()
+        self._look_again()
+
+    def _look_again(self) -> None:
         if self._listening.fileno() >= 0:  # not closed
             self._loop.add_reader(self._listening, self._accept)
 
@@ -184,17 +198,22 @@ async def open_lane(place: Path, secret: str) -> PlainWire:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(0)
-        while True:
-            try:
-                connection.connect(str(place))
-                break
-            except BlockingIOError:  # too many knock at the same time
+        async with asyncio.timeout(_KNOCK_S + OPEN_S):
+            while not _is_connected(connection, place):  # noqa: ASYNC110 - too many knock at the same time
                 await asyncio.sleep(_RETRY_S)
         connection.send(shown)
         return PlainWire(connection)
     except BaseException:
         connection.close()
         raise
+
+
+def _is_connected(connection: socket.socket, place: Path) -> bool:
+    try:
+        connection.connect(str(place))
+    except BlockingIOError:
+        return False
+    return True
 
 
 async def open_lane_over_network(address: tuple[str, int], secret: str, tls: Tls, *, peer: str) -> TlsWire:

@@ -51,6 +51,7 @@ class Lane:
         self._is_over = False  # what awaits `ended` may be cancelled, and then that is, too
         self._left: list[memoryview] = []  # of the frame that is being sent
         self._is_ending = False
+        self._mute: OSError | None = None  # why nothing can be sent any more
         self._has_said_goodbye = False
         self._goodbye_left: asyncio.Future[Exception | None] = self._loop.create_future()  # it is with the kernel
         self._buffer = memoryview(bytearray(_LENGTH.size + MOST_BYTES))
@@ -61,7 +62,7 @@ class Lane:
 
     def pump(self) -> None:
         """Send what there is to send, as far as the kernel takes it; the rest follows by itself."""
-        if self._is_over:
+        if self._is_over or self._mute is not None:
             return
         try:
             for _ in range(_TURN_FRAMES):
@@ -76,10 +77,20 @@ class Lane:
                         self._advance(self._wire.send(self._left))
         except BlockingIOError:
             pass
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._fall_silent(error)
+            return
         except OSError as error:
             self._end(error)
             return
         self._loop.add_writer(self._connection, self.pump)
+
+    def _fall_silent(self, error: OSError) -> None:
+        """Send no more to a peer that has closed; what it sent before, perhaps its goodbye, may still be with the kernel."""
+        self._mute, self._left = error, []
+        self._loop.remove_writer(self._connection)
+        if not self._goodbye_left.done():
+            self._goodbye_left.set_result(error)
 
     def keep_left(self) -> None:
         """Copy what is left of the frame that is being sent: its tensor may change from now on. Called under the guard."""
@@ -123,7 +134,7 @@ class Lane:
                 end = min(max(self._awaited(), self._filled + _AHEAD_BYTES), len(self._buffer))
                 count = self._wire.recv_into(self._buffer[self._filled : end])
                 if count == 0:
-                    raise ConnectionResetError("it ended without a goodbye")
+                    raise self._mute or ConnectionResetError("it ended without a goodbye")
                 self._filled += count
                 self._feed_whole_frames()
                 if self._is_over or not self._wire.has_left:

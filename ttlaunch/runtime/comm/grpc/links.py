@@ -6,9 +6,8 @@ condition. Links belong to workers and not to ranks, so they stay when an epoch 
 """
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -51,7 +50,9 @@ from ttlaunch.system_reason import system_reason
 _LINK = f"/{SERVICE}/Link"
 _REACH_S = 300.0  # from the opening of the transport on; other ranks may take as long to import torch
 _LOOK_S = 0.01
-_FLUSH_S = 2.0
+_FLUSH_S = _STATUS_S = 2.0
+_ARRIVE_S = 60.0  # a sender may be busy when it has been accepted
+_LAST_PORT = 65_535
 _NOT_YET = frozenset((grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS))
 """What a peer answers that begins the same epoch a moment later, or has not noticed yet that an earlier call ended."""
 _OPEN_PORTS = "open ports 1024 to 65535 between the hosts in their firewalls"
@@ -251,16 +252,13 @@ class Links:
                 call = await self._open(connection, route.own)
                 self._calls.append(call)
                 try:
-                    if not await self._exchange(route, call, channel):
-                        call.cancel()
-                    status = await call.code()
-                    if status != grpc.StatusCode.OK:
-                        self._lose(route.peer, channel, str(await call.details()))
+                    broken = await self._exchange(route, call, channel)
+                    self._lose(route.peer, channel, await _why_over(call, broken))
                 finally:
                     self._calls.remove(call)
         except PeerLostError as error:
             self._fail(channel, error)
-        except grpc.RpcError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: a transfer must not wait for a task that is no more
             self._lose(route.peer, channel, _words(error))
 
     async def _open(self, connection: grpc.aio.Channel, own: Peer) -> Any:
@@ -275,25 +273,19 @@ class Links:
                 return call
             await asyncio.sleep(_LOOK_S)
 
-    async def _exchange(self, route: Route, call: Any, channel: "Channel[Outgoing]") -> bool:
-        """Send and receive by a lane until it ends; return whether the peer ends the call, too."""
+    async def _exchange(self, route: Route, call: Any, channel: "Channel[Outgoing]") -> Exception | None:
+        """Send and receive by a lane until it ends; return what went wrong, None if the call says it or nothing did."""
         if not await _is_accepted(call):
-            return True
+            return None
         try:
             wire = await self._open_lane(route, dict(await call.initial_metadata()))
         except (OSError, ValueError) as error:
-            if not call.done():  # else it says why
-                self._lose(route.peer, channel, f"its lane cannot be opened: {system_reason(error)}")
-            return bool(call.done())
+            return None if call.done() else _NotOpenedError(f"its lane cannot be opened: {system_reason(error)}")
         if call.done():  # the callback below would be called now, before there is a lane
             wire.close()
-            return True
+            return None
         call.add_done_callback(lambda _: channel.close_lane())  # a child of a dead peer may keep the other end open
-        broken = await self._use_lane(route.peer, channel, wire)
-        status = await call.code() if isinstance(broken, OSError) else None
-        if broken is not None and status == grpc.StatusCode.OK:  # both live: only the lane between them broke
-            self._lose(route.peer, channel, f"its lane broke: {system_reason(broken)}")
-        return not isinstance(broken, BadFrameError)
+        return await self._use_lane(route.peer, channel, wire)
 
     async def _open_lane(self, route: Route, told: Mapping[str, Any]) -> Wire:
         """Connect to the door of a peer, with what it has told on the accepted call.
@@ -307,7 +299,9 @@ class Links:
         if self._tls is None or network is None or not is_encrypted(route, self._directory):
             return await open_lane(door_of(route.address.socket), secret)
         port = str(told.get(LANE_PORT))
-        if not (port.isascii() and port.isdecimal() and len(port) <= len("65535")):
+        if not (
+            port.isascii() and port.isdecimal() and len(port) <= len(str(_LAST_PORT)) and 0 < int(port) <= _LAST_PORT
+        ):
             raise ValueError("it tells no port")
         address = host_of(network), int(port)
         try:
@@ -410,7 +404,7 @@ class Links:
             if not is_here:
                 told.append((LANE_PORT, str(self._door.port)))
             await context.send_initial_metadata(tuple(told))
-            wire = await arriving
+            wire = await asyncio.wait_for(arriving, _ARRIVE_S)
         error = await self._use_lane(peer, channel, wire)
         if isinstance(error, OSError):
             raise error
@@ -433,15 +427,10 @@ class Links:
 
     async def _end(self) -> None:
         """End the links to other ranks when what was sent has arrived, then those from other ranks."""
-        for channel in self._outgoing.values():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(channel.lane.finish() if channel.lane else asyncio.sleep(0), _FLUSH_S)
-        for call in list(self._calls):
-            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
-                await asyncio.wait_for(call.done_writing(), _FLUSH_S)
-        for call in list(self._calls):
-            with contextlib.suppress(grpc.RpcError, asyncio.CancelledError, TimeoutError):
-                await asyncio.wait_for(call.code(), _FLUSH_S)
+        lanes = [channel.lane for channel in self._outgoing.values() if channel.lane]
+        await _for_a_moment(lane.finish() for lane in lanes)
+        await _for_a_moment(call.done_writing() for call in self._calls)
+        await _for_a_moment(call.code() for call in self._calls)
         for task in self._tasks:
             task.cancel()
         await self._server.stop(_FLUSH_S)
@@ -459,6 +448,33 @@ class Links:
         with self.changed:
             channel.fail(error)
             self.changed.notify_all()
+
+
+class _NotOpenedError(Exception):
+    """A lane could not be opened; the text says why."""
+
+
+async def _for_a_moment(works: Iterable[Awaitable[object]]) -> None:
+    """Wait for several things at the same time, but not for long, whatever becomes of them."""
+    await asyncio.gather(*(asyncio.wait_for(work, _FLUSH_S) for work in works), return_exceptions=True)
+
+
+async def _why_over(call: Any, broken: Exception | None) -> str:
+    """Return why a peer is gone, whose lane has ended; ends the call where the peer still lives and the lane alone is broken."""
+    try:
+        status = await asyncio.wait_for(
+            asyncio.shield(call.code()), 0 if isinstance(broken, BadFrameError) else _STATUS_S
+        )
+    except TimeoutError:
+        status = None
+        call.cancel()  # so that the peer, too, learns that nothing comes any more
+    if status not in {None, grpc.StatusCode.OK}:
+        return str(await call.details())
+    if isinstance(broken, OSError):
+        return f"its lane broke: {system_reason(broken)}"
+    if broken is not None:
+        return str(broken)
+    return "it has ended" if status is not None else "it has closed its lane"
 
 
 async def _is_accepted(call: Any) -> bool:

@@ -15,8 +15,13 @@ from ttlaunch.runtime.comm.grpc.directory import Certificates
 
 _SOCKET_BYTES = 2**20  # what the kernel keeps of a lane within a host; more is not faster
 _SEAL_BYTES = 2**18  # what is sealed, or received, at once; it stays in the processor's cache
+_MOST_OWN_BYTES = 4 * _SEAL_BYTES  # twice what `send` leaves unsent; beyond, they are answers of TLS itself
 _RECORD_BYTES = 2**14
 _SENT_AT_ONCE = 2**14  # shorter parts share a record
+
+
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""Seconds until a lane that rests is tried, and between tries, and how many of these; as gRPC tries its connections."""
 
 
 class Wire(Protocol):
@@ -106,6 +111,9 @@ class TlsWire:
         connection.settimeout(0)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a firewall may forget a lane that rests
+            for option, value in _KEEPALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     async def shake_hands(self) -> None:
         """Prove who this end is, and check the other one.
@@ -183,6 +191,8 @@ class TlsWire:
                 count += read
         except ssl.SSLWantReadError:
             self.has_left = False
+        if self._out.pending > _MOST_OWN_BYTES:
+            raise ConnectionResetError("it asks for new keys again and again")
         if not count:
             raise BlockingIOError
         return count
