@@ -414,13 +414,27 @@ def mean(values: list[float]) -> float:
 
 
 def draw(kept: list[dict[str, Any]]) -> str:
-    """Draw predicted against measured, times and memory side by side, on logarithmic axes."""
+    """Draw predicted against measured, of times and memory side by side, on logarithmic axes."""
     times = [row for row in kept if row["kind"] == "time" and "refused" not in row]
     steps = [
         (statistics.mean(row["measured_s"]) * 1e3, row["predicted_s"] * 1e3, apart(row) <= HALVES) for row in times
     ]
-    tensors = [(real / 1e6, said / 1e6, True) for row in times for said, real in row["tensors"]]
-    panels = [panel("time of a step, ms", steps, left=60), panel("tensors at their peak, MB", tensors, left=420)]
+    tensors, processes = (
+        [(real / 1e6, said / 1e6, True) for row in kept for said, real in row.get(of, ())]
+        for of in ("tensors", "processes")
+    )
+    limited = [
+        (real / 1e6, rank[-1] / 1e6, True)
+        for row in kept
+        if row["kind"] in {SMALL.kind, LARGE.kind} and row.get("fits") and "each" in row
+        for rank, real in zip(row["ranks"], row["each"], strict=True)
+    ]
+    panels = [
+        panel("time of a step, ms", steps, left=60),
+        panel("tensors at their peak, MB", tensors, left=400),
+        panel("resident memory, MB", processes, left=740),
+        panel("memory of ranks with a limit, MB", limited, left=1080),
+    ]
     style = (
         "text{font:11px system-ui,sans-serif;fill:#1f2328}.axis{stroke:#c9d1d9}.same{stroke:#768390;stroke-dasharray:4 3}"
         ".dot{fill:#0969da;fill-opacity:.6}.open{fill:none;stroke:#0969da}"
@@ -428,7 +442,7 @@ def draw(kept: list[dict[str, Any]]) -> str:
     )
     title = "Predicted against measured"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 340" role="img"><title>{title}</title>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1380 340" role="img"><title>{title}</title>'
         f"<style>{style}</style>{''.join(panels)}</svg>\n"
     )
 
@@ -442,12 +456,12 @@ def panel(title: str, points: list[tuple[float, float, bool]], *, left: int) -> 
         return 260 * (math.log10(value) - low) / (high - low)
 
     parts = [
-        f'<text x="{left}" y="20">{title}: measured across, predicted up</text>',
+        f'<text x="{left}" y="20">{title}</text>',
         f'<path class="axis" fill="none" d="M{left} 40v260h260"/>',
         f'<path class="same" d="M{left} 300L{left + 260} 40"/>',
     ]
     for exponent in range(math.floor(low), math.ceil(high) + 1):
-        for digit in (1, 2, 5):
+        for digit in (1, 2, 3, 5):
             tick = digit * 10.0**exponent
             if low <= math.log10(tick) <= high:
                 parts.append(f'<text x="{left + at(tick):.0f}" y="316" text-anchor="middle">{tick:g}</text>')
