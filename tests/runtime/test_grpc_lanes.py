@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ttlaunch.runtime.comm.grpc import doors, wires
+from ttlaunch.runtime.comm.grpc import doors, lanes, wires
 from ttlaunch.runtime.comm.grpc.channel_state import Channel
 from ttlaunch.runtime.comm.grpc.channels import Fence, Outgoing
 from ttlaunch.runtime.comm.grpc.doors import LANE, Door, door_of, open_lane
@@ -48,6 +48,18 @@ def within(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 20))
 
 
+async def exchange_both_ways(ends, there, back):
+    """Send frames both ways between two ends, and look that they come whole and in order, with a goodbye of the first end."""
+    first, second = (End(*pair) for pair in zip(ends, (there, back), strict=True))
+    first.lane.pump()
+    second.lane.pump()
+    while len(second.came) < len(there) or len(first.came) < len(back):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await first.lane.finish()
+    assert (await second.lane.ended, there, back) == (None, second.came, first.came)
+    assert isinstance(await first.lane.ended, ConnectionError)  # the second one did not say goodbye
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kernel_bytes", [2_000, 2**20])
 def test_frames_of_any_size_come_whole_and_in_order_both_ways(monkeypatch, seed, kernel_bytes):
@@ -56,14 +68,7 @@ def test_frames_of_any_size_come_whole_and_in_order_both_ways(monkeypatch, seed,
     there, back = ([rng.randbytes(rng.choice(SIZES)) for _ in range(20)] for _ in range(2))
 
     async def exchange():
-        first, second = (End(*pair) for pair in zip(plain_wires(), (there, back), strict=True))
-        first.lane.pump()
-        second.lane.pump()
-        while len(second.came) < len(there) or len(first.came) < len(back):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        await first.lane.finish()
-        assert (await second.lane.ended, there, back) == (None, second.came, first.came)
-        assert isinstance(await first.lane.ended, ConnectionError)  # the second one did not say goodbye
+        await exchange_both_ways(plain_wires(), there, back)
 
     within(exchange())
 
@@ -240,3 +245,17 @@ def test_a_tensor_that_changes_after_its_transfer_was_abandoned_leaves_as_it_was
         sender.lane.close()
 
     within(abandon())
+
+
+def test_a_peer_that_closes_one_direction_only_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(lanes, "_READ_LEFT_S", 0.1)
+
+    async def send():
+        ours, theirs = plain_wires()
+        theirs.connection.shutdown(socket.SHUT_RD)
+        sender = End(ours, [bytes(2_000)] * 20)
+        sender.lane.pump()
+        assert isinstance(await sender.lane.ended, BrokenPipeError)
+        theirs.close()
+
+    within(send())

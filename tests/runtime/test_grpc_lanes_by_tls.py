@@ -32,7 +32,7 @@ from ttlaunch.runtime.comm.protocol import PeerLostError
 
 from .grpc_worlds import directory_of, in_threads, opened
 from .grpc_worlds import hosts as hosts  # noqa: PLC0414 - a fixture
-from .test_grpc_lanes import SIZES, End, within
+from .test_grpc_lanes import SIZES, End, exchange_both_ways, within
 
 
 def of_one_run(ranks=3):
@@ -61,15 +61,7 @@ def test_frames_of_any_size_come_whole_and_in_order_both_ways(kernel_bytes, seed
     certificates = of_one_run()
 
     async def exchange():
-        ends = await wires_between(*certificates[:2], kernel_bytes)
-        first, second = (End(*pair) for pair in zip(ends, (there, back), strict=True))
-        first.lane.pump()
-        second.lane.pump()
-        while len(second.came) < len(there) or len(first.came) < len(back):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        await first.lane.finish()
-        assert (await second.lane.ended, there, back) == (None, second.came, first.came)
-        assert isinstance(await first.lane.ended, ConnectionError)  # the second one did not say goodbye
+        await exchange_both_ways(await wires_between(*certificates[:2], kernel_bytes), there, back)
 
     within(exchange())
 

@@ -137,7 +137,7 @@ class _Listener:
     def __init__(self, listening: socket.socket, tls: Tls | None, let_in: _LetIn) -> None:
         self._loop = asyncio.get_running_loop()
         self._listening, self._tls, self._let_in = listening, tls, let_in
-        self._knocking: dict[asyncio.Task[bool], None] = {}  # in the order in which they came
+        self._knocking: set[asyncio.Task[bool]] = set()
         listening.listen(socket.SOMAXCONN)
         listening.settimeout(0)
         self._loop.add_reader(listening, self._accept)
@@ -157,7 +157,7 @@ class _Listener:
                 self._loop.call_later(_PAUSE_S, self._look_again)
             return  # else whoever knocked is gone
         task = self._loop.create_task(self._let_in(connection, self._tls))
-        self._knocking[task] = None
+        self._knocking.add(task)
         task.add_done_callback(partial(self._has_answered, connection))
         if len(self._knocking) < _MOST_KNOCKING:
             return
@@ -168,11 +168,11 @@ class _Listener:
             # Strangers may fall silent, so that nobody can wait for them; a peer that is sent away for them comes again. By lot: of those
             # who came first, one would always be the peer that needs as long as 64 strangers need to come.
             drawn = secrets.choice(list(self._knocking))
-            del self._knocking[drawn]
+            self._knocking.discard(drawn)
             drawn.cancel()
 
     def _has_answered(self, connection: socket.socket, task: "asyncio.Task[bool]") -> None:
-        self._knocking.pop(task, None)
+        self._knocking.discard(task)
         if task.cancelled() or task.exception() or not task.result():  # a task may be cancelled before it begins
             connection.close()
         self._look_again()

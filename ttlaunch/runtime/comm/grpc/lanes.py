@@ -17,6 +17,7 @@ _LENGTH = struct.Struct("<I")
 """What comes before each frame. A length of 0 says that the sender ends, and that nothing was lost."""
 
 _AHEAD_BYTES = 2**14  # what is received beyond the frame that is awaited: many small ones come at once
+_READ_LEFT_S = 5.0
 _TURN_FRAMES = 4  # so that a long tensor to one peer does not hold up the others
 
 
@@ -89,6 +90,7 @@ class Lane:
         """Send no more to a peer that has closed; what it sent before, perhaps its goodbye, may still be with the kernel."""
         self._mute, self._left = error, []
         self._loop.remove_writer(self._connection)
+        self._loop.call_later(_READ_LEFT_S, self._end, error)  # it may have closed one direction only
         if not self._goodbye_left.done():
             self._goodbye_left.set_result(error)
 
