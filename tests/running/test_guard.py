@@ -1,5 +1,6 @@
 """The guard beside a run: when the supervisor is killed it leaves nothing of the run, and otherwise it does nothing."""
 
+import contextlib
 import json
 import os
 import signal
@@ -38,14 +39,12 @@ def left(tmp_path, until):
 
 
 def guards():
-    """Process ids of guards, with their environments."""
+    """Process ids of the guards that this process started, with their environments; other tests have guards, too."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            if GUARD.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                found[int(entry.name)] = (entry / "environ").read_bytes()
-        except (OSError, ValueError):
-            continue
+    for pid in Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text().split():
+        with contextlib.suppress(OSError):
+            if GUARD.encode() in Path("/proc", pid, "cmdline").read_bytes().split(b"\0"):
+                found[int(pid)] = Path("/proc", pid, "environ").read_bytes()
     return found
 
 
@@ -66,9 +65,8 @@ def test_a_killed_supervisor_leaves_neither_a_process_nor_a_folder(left, until):
 
 def test_a_run_that_ends_as_it_should_is_left_alone(left, until):
     run_id, folder = left
-    before = guards()
     with guarded(run_id, folder):
-        [guard] = until(lambda: guards().keys() - before.keys(), within_s=20, what="the guard is there")
+        [guard] = until(guards, within_s=20, what="the guard is there")
         assert b"TTLAUNCH_" not in guards()[guard]
         assert os.getsid(guard) == guard
     assert guard not in guards()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _INSTALL_S = 3600.0
 _REACH_S = 3
+_ASK_S = 20.0
+"""For pip to start, to look up the name, and to fetch the smallest wheel; it gives up by itself after `_REACH_S` without an answer."""
 _POLL_S = 0.3
 _LAST_LINES = 12
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -171,7 +173,7 @@ def _reach_index(wanted: Record, environment: str, *, pip: list[str], listener: 
     attempts: list[dict[str, str]] = [{}, wanted["index_hints"]]
     for variables in attempts:
         here = {**variables, "TMPDIR": _scratch(environment)}
-        status, _ = listener.run(command, folder=environment, variables=here, deadline_s=2.0 * _REACH_S)
+        status, _ = listener.run(command, folder=environment, variables=here, deadline_s=_ASK_S)
         if status == 0:
             return variables
     return None
