@@ -87,6 +87,7 @@ KEPT = {
         'accelerated-accelerate-raise ValueError("a sample is not a number")',
         "fsdp2-torch-return x + self.down(torch.relu(self.up(x)))",
     ],
+    "mpi/test_frameworks.py::test_a_script_goes_on_from_its_own_checkpoint_after_a_restart": ["ddp"],
     "mpi/test_fully_sharded.py::test_it_moves_and_keeps_what_the_formulas_say": ["4-{'shard': 'all', 'replicas': 2}"],
     "mpi/test_fully_sharded.py::test_pieces_of_a_checkpoint_join_to_the_weights_that_the_ranks_had": ["4-options1"],
     "mpi/test_fully_sharded.py::test_the_losses_are_those_of_one_process": ["4-{'shard': 'all', 'replicas': 2}"],
@@ -351,7 +352,6 @@ KEPT = {
     "security/test_run_folder_rights.py::test_a_group_can_read_a_run_that_is_shared_with_it": ["63"],
     "serving/test_chat_page.py::test_axe_finds_no_violation": ["1000-dark", "360-light"],
     "serving/test_chat_page.py::test_stopping_an_answer_ends_it_in_the_server": ["button", "closed tab"],
-    "torch_hooks/test_recorded_calls.py::test_a_replica_has_the_bits_that_it_has_without_the_hooks": ["True"],
     "running/test_added_ranks.py::test_an_added_rank_runs_beside_the_first_ones_and_is_recorded_as_they_are": ["True"],
     "cluster/test_elastic_supervisor_dies.py::test_no_step_is_lost_when_the_supervisor_of_a_run_over_hosts_is_killed": [
         "zero"

@@ -23,9 +23,15 @@ def run(folder, *words):
     return done, json.loads(max(folder.glob("runs/*/report.json"), key=os.path.getmtime).read_text())["failure"]
 
 
-def test_two_runs_at_once_do_not_disturb_each_other(here):
+@pytest.fixture(scope="module")
+def two_at_once(tmp_path_factory):
+    """What two runs of one script printed that were started at the same time."""
+    return start_two_at_once(tmp_path_factory.mktemp("two"))
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(two_at_once):
     """E17; `benchmarks/frameworks.py` starts them ten times."""
-    first, second = start_two_at_once(here)
+    first, second = two_at_once
     assert first is not None
     assert first == second
 
@@ -59,12 +65,14 @@ def test_a_rank_that_raises_inside_a_framework_is_named_with_the_line_of_its_scr
     assert seconds <= LONGEST_S
 
 
-def test_a_script_goes_on_from_its_own_checkpoint_after_a_restart(here, skip_or_fail):
+@pytest.mark.parametrize("script", ["ddp", "lightning_trainer"])
+def test_a_script_goes_on_from_its_own_checkpoint_after_a_restart(here, two_at_once, skip_or_fail, script):
     """E18."""
-    if importlib.util.find_spec("lightning") is None:
+    if script == "lightning_trainer" and importlib.util.find_spec("lightning") is None:
         skip_or_fail("lightning is not installed")
-    script = str(FOLDER / "lightning_trainer.py")
-    number, *expected = losses_by_torchrun(script, here).split()
-    done, failure = run(here, "--max-restarts", "1", script, "--", "--bad-rank", "1", "--folder", "kept")
+    path = str(FOLDER / f"{script}.py")
+    number, *expected = (two_at_once[0] if script == "ddp" else losses_by_torchrun(path, here)).split()
+    done, failure = run(here, "--max-restarts", "1", path, "--", "--bad-rank", "1", "--folder", "kept")
     assert (0, None) == (done.returncode, failure), done.stdout + done.stderr
+    assert 1 == done.stderr.count("error[R002]"), done.stderr
     assert [number, *expected[len(expected) // 2 :]] == losses_in(done.stdout).split()

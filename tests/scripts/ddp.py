@@ -1,6 +1,10 @@
-"""DistributedDataParallel, as a user of torchrun writes it; `--bad-rank R` has one rank meet a bad sample."""
+"""DistributedDataParallel, as a user of torchrun writes it.
+
+`--bad-rank R` has one rank meet a bad sample, `--folder F` keeps a checkpoint of each epoch and goes on from it without one.
+"""
 
 import argparse
+import pathlib
 
 import torch
 import torch.distributed as dist
@@ -25,18 +29,25 @@ class Squares(Dataset):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad-rank", type=int)
-    bad_rank = parser.parse_args().bad_rank
+    parser.add_argument("--folder", type=pathlib.Path)
+    given = parser.parse_args()
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    data = Squares(range(40, 44) if rank == bad_rank else ())
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
+    kept = given.folder / "epoch-0.pt" if given.folder else None
+    resumed = kept is not None and kept.exists()
+    if resumed:
+        state = torch.load(kept)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    data = Squares(range(40, 44) if rank == given.bad_rank and not resumed else ())
     losses = []
-    for _ in range(2):
-        for x, y in loader:
+    for epoch in range(int(resumed), 2):
+        samples = data if epoch else Squares(())
+        for x, y in DataLoader(samples, batch_size=8, sampler=DistributedSampler(data, shuffle=False)):
             loss = torch.nn.functional.mse_loss(model(x), y)
             optimizer.zero_grad()
             loss.backward()
@@ -44,6 +55,9 @@ def main():
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             losses.append(float(mean) / world)
+        if kept is not None and epoch == 0 and rank == 0:
+            kept.parent.mkdir()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, kept)
     if rank == 0:
         print("losses", world, *[loss.hex() for loss in losses], flush=True)
     dist.barrier()
