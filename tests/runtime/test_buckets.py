@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.runtime.parallel.gradients import bucket_tuning
-from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner, candidates
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner, candidates, largest_of_several
 from ttlaunch.runtime.parallel.gradients.buckets import cut_buckets
 
 MEGABYTE = 10**6
@@ -50,8 +50,20 @@ def test_what_is_configured_is_not_tried():
 
 
 def test_candidates_are_the_whole_vector_and_few_sizes_that_cut_it():
-    assert [12, 1, 2, 4] == [size // MEGABYTE for size in candidates(12 * MEGABYTE)]
-    assert [500, 8, 16, 32] == [size // MEGABYTE for size in candidates(500 * MEGABYTE)]
+    assert [12, 4, 2, 1] == [size // MEGABYTE for size in candidates(12 * MEGABYTE)]
+    assert [96, 32, 16, 8] == [size // MEGABYTE for size in candidates(96 * MEGABYTE)]
+    assert [2] == candidates(2)
+
+
+def test_a_large_vector_is_never_one_bucket_because_whoever_adds_up_holds_it_for_each_worker():
+    assert [32, 16, 8, 4] == [size // MEGABYTE for size in candidates(97 * MEGABYTE)]
+    assert [32, 16, 8, 4] == [size // MEGABYTE for size in candidates(10**6 * MEGABYTE)]
+
+
+def test_where_nobody_measures_a_bucket_is_the_largest_that_gives_several():
+    assert [2, 4 * MEGABYTE, 32 * MEGABYTE, 32 * MEGABYTE] == [
+        largest_of_several(size) for size in (2, 12 * MEGABYTE, 96 * MEGABYTE, 500 * MEGABYTE)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +82,6 @@ def test_the_size_with_the_fastest_steps_stays(monkeypatch, seconds, chosen):
         tried.append(tuner.bucket_bytes // MEGABYTE)
         tuner.end_step()
     assert chosen * MEGABYTE == tuner.bucket_bytes
-    assert [12, *[12, 1, 2, 4] * 4] == tried  # the first step is not counted
+    assert [12, *[12, 4, 2, 1] * 4] == tried  # the first step is not counted
     tuner.end_step()
     assert chosen * MEGABYTE == tuner.bucket_bytes

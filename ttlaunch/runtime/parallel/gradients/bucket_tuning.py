@@ -12,15 +12,25 @@ _CANDIDATE_BYTES = tuple(size * BYTES_PER_MEGABYTE for size in (1, 2, 4, 8, 16, 
 _MOST_CANDIDATES = 4
 _LEAST_BUCKETS = 3
 """The fewest buckets that a candidate size must give: fewer overlap no more than a single message."""
+_MOST_IN_ONE = _LEAST_BUCKETS * _CANDIDATE_BYTES[-1]
+"""The largest vector that is tried as one bucket: the rank that adds up holds two buckets of each worker, and a message of more hides no
+more of its cost."""
 _ROUNDS = 4
 _CLEAR_GAIN = 0.98
-"""A candidate must take less than this fraction of the time with one bucket; a smaller gain is noise."""
+"""A candidate must take less than this fraction of the time with the first one; a smaller gain is noise."""
 
 
 def candidates(vector_bytes: int) -> list[int]:
-    """List the sizes to try for a vector: one bucket for all of it, then the largest sizes that give several buckets."""
-    sizes = [size for size in _CANDIDATE_BYTES if size * _LEAST_BUCKETS <= vector_bytes]
-    return [vector_bytes, *sizes[1 - _MOST_CANDIDATES :]]
+    """List the sizes to try for a vector: one bucket for all of it if it is small, and the largest sizes that give several buckets."""
+    several = [size for size in _CANDIDATE_BYTES if size * _LEAST_BUCKETS <= vector_bytes]
+    if vector_bytes > _MOST_IN_ONE:
+        return several[-_MOST_CANDIDATES:][::-1]
+    return [vector_bytes, *several[1 - _MOST_CANDIDATES :][::-1]]
+
+
+def largest_of_several(vector_bytes: int) -> int:
+    """Return the bytes of a bucket where nobody measures: the largest size that gives several, or the whole vector if none does."""
+    return next((size for size in candidates(vector_bytes) if size < vector_bytes), vector_bytes)
 
 
 class BucketTuner:
@@ -59,5 +69,5 @@ class BucketTuner:
     def _fastest(self) -> int:
         medians = [statistics.median(seconds) for seconds in self._seconds]
         best = min(medians)
-        # The first candidate, a single bucket, stays unless another one is clearly faster.
+        # The first candidate, the fewest messages, stays unless another one is clearly faster.
         return self._candidates[0 if medians[0] * _CLEAR_GAIN <= best else medians.index(best)]

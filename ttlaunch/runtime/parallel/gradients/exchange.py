@@ -28,7 +28,7 @@ from ttlaunch.runtime.parallel.gradients.bucket_messages import (
     isend_part,
     send_bucket_size,
 )
-from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner, candidates
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner, largest_of_several
 from ttlaunch.runtime.parallel.gradients.buckets import BYTES_PER_MEGABYTE, Bucket, cut_buckets
 from ttlaunch.runtime.parallel.gradients.sums import CountsExchange
 from ttlaunch.runtime.parallel.gradients.watch import GradientWatch
@@ -106,7 +106,7 @@ class GradientExchange:
         self._tree = GradientTree(len(grads_N), device=grads_N.device)
         self._watch = GradientWatch(self._flat)
         # Where ranks come and go, none of them decides for those that come later.
-        fixed = _fixed_megabytes(grads_N.nbytes) if keeps_nodes else None
+        fixed = largest_of_several(grads_N.nbytes) / BYTES_PER_MEGABYTE if keeps_nodes else None
         self._tuner = BucketTuner(grads_N.nbytes, bucket_megabytes=bucket_megabytes or fixed)
         self._agreed = AgreedBuckets(ctx, self._flat.starts, source=among[0])
         self._buckets: list[Bucket] = []
@@ -349,11 +349,6 @@ class GradientExchange:
             if shards[self._place]:
                 part = mean[self._place]
                 self._gathering.append(isend_part(self._ctx, part, bucket, dest=self._among[other], tag=GRADIENTS))
-
-
-def _fixed_megabytes(vector_bytes: int) -> float:
-    """Return the megabytes of a bucket where nobody measures: the largest that gives several buckets."""
-    return candidates(vector_bytes)[-1] / BYTES_PER_MEGABYTE
 
 
 def _cut(part: Tensor, values: range) -> Tensor:

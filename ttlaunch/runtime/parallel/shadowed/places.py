@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ttlaunch.membership.messages import Begin
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.parallel.gradients.bucket_tuning import candidates
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import largest_of_several
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
 from ttlaunch.runtime.world import Rank
 
@@ -88,7 +88,9 @@ def cut_parts(flat: FlatParameters, owners: Sequence[int]) -> list[Part]:
         The parts that have a parameter, in the order of a backward pass; the indices of their buckets go on from part to part.
     """
     whole_bytes = flat.grads_N.nbytes
-    buckets = cut_buckets(flat.starts, bucket_bytes=min(candidates(whole_bytes)[-1], -(-whole_bytes // len(owners))))
+    buckets = cut_buckets(
+        flat.starts, bucket_bytes=min(largest_of_several(whole_bytes), -(-whole_bytes // len(owners)))
+    )
     found: list[list[Bucket]] = [[] for _ in owners]
     for bucket in buckets:
         behind = flat.starts[-1] - bucket.values.stop  # how many values come before it in a backward pass
