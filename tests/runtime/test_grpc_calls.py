@@ -197,6 +197,28 @@ def test_a_rank_that_does_not_exist_is_lost_and_not_waited_for(tmp_path):
         client.ping()
 
 
+def test_what_a_hostile_rank_says_of_the_end_of_a_call_is_short_and_moves_no_terminal(tmp_path):
+    class Hostile(grpc.GenericRpcHandler):
+        def service(self, _call):
+            def end(_request, context):
+                context.abort(grpc.StatusCode.INTERNAL, "\x1b[2Jall is well\n" + "more " * 400)
+
+            return grpc.unary_unary_rpc_method_handler(end)
+
+    directory, server = directory_of(tmp_path, 2), grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((Hostile(),))
+    server.add_insecure_port(f"unix:{directory.addresses[0].socket}")
+    server.start()
+    try:
+        with PeerClient(directory, own=1, rank=0) as client, pytest.raises(CommunicationError) as told:
+            client.ping()
+    finally:
+        server.stop(0).wait()
+    assert "\N{REPLACEMENT CHARACTER}[2Jall is well\N{REPLACEMENT CHARACTER}more " in str(told.value)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 400
+
+
 @pytest.mark.parametrize("change", [{"world": "run 2"}, {"peers": [Peer(0), Peer(2**40)]}])
 def test_a_caller_of_another_run_is_refused(tmp_path, change):
     refused = pytest.raises(CommunicationError, match=r"^rank 0 \(peer\): this is another run$")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ttlaunch.runtime.comm.grpc.directory import Directory
 from ttlaunch.runtime.comm.grpc.frames import BadFrameError
-from ttlaunch.runtime.comm.grpc.peers import SERVICE, metadata_of, route_between, target_of
+from ttlaunch.runtime.comm.grpc.peers import SERVICE, metadata_of, route_between, target_of, words_of
 from ttlaunch.runtime.comm.grpc.pieces import MOST_UNARY_BYTES, Piece, PieceKind, pack_piece, parse_piece, pieces_of
 from ttlaunch.runtime.comm.grpc.shared_state import NotHeldError
 from ttlaunch.runtime.comm.grpc.vectors import Key, bytes_of
@@ -216,7 +216,7 @@ class PeerClient:
         except BadFrameError as error:
             raise CommunicationError(f"{self._name} sent {error}") from error
         except grpc.RpcError as error:
-            status, words = error.code(), f"{self._name}: {error.details()}"
+            status, words = error.code(), f"{self._name}: {words_of(error.details())}"
             if status == grpc.StatusCode.FAILED_PRECONDITION:
                 raise NotHeldError(words) from error
             if status == grpc.StatusCode.ABORTED:

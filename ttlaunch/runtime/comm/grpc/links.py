@@ -40,6 +40,7 @@ from ttlaunch.runtime.comm.grpc.peers import (
     recognise,
     route_between,
     target_of,
+    words_of,
 )
 from ttlaunch.runtime.comm.grpc.services import Context, Position, Services
 from ttlaunch.runtime.comm.grpc.wires import Tls, Wire
@@ -469,7 +470,7 @@ async def _why_over(call: Any, broken: Exception | None) -> str:
         status = None
         call.cancel()  # so that the peer, too, learns that nothing comes any more
     if status not in {None, grpc.StatusCode.OK}:
-        return str(await call.details())
+        return words_of(await call.details())
     if isinstance(broken, OSError):
         return f"its lane broke: {system_reason(broken)}"
     if broken is not None:
@@ -483,4 +484,4 @@ async def _is_accepted(call: Any) -> bool:
 
 def _words(error: BaseException) -> str:
     details = getattr(error, "details", None)
-    return str(details()) if callable(details) else str(error) or type(error).__name__
+    return words_of(details()) if callable(details) else str(error) or type(error).__name__

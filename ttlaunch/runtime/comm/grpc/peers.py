@@ -51,6 +51,7 @@ SERVER_OPTIONS: Options = [
 ]
 _CLIENT_OPTIONS: Options = [*_BOTH, ("grpc.max_receive_message_length", _MOST_ANSWER_BYTES)]
 _MOST_NUMBER = 2**32 - 1
+_MOST_WORDS = 300
 
 
 @dataclass(frozen=True)
@@ -145,3 +146,8 @@ def _number(text: str | bytes | None) -> int | None:
     if not isinstance(text, str) or not (text.isascii() and text.isdecimal()) or len(text) > len(str(_MOST_NUMBER)):
         return None
     return int(text) if int(text) <= _MOST_NUMBER else None
+
+
+def words_of(details: object) -> str:
+    """Return what a peer says of the end of a call, for an error: at most 300 characters, none of which a terminal obeys."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in str(details)[:_MOST_WORDS])
