@@ -54,6 +54,36 @@ def test_fabric_sockets_keep_every_promise(run_ranks, tmp_path, peers):
     assert (12, "a_message_of_another_kind_is_named") == (len(notes), notes[-1])
 
 
+WAITS = """
+import os
+import time
+
+import torch
+
+def peer(cfg, ctx):
+    box = torch.zeros(1)
+    if ctx.rank == 0:
+        ctx.recv(box, source=1)
+        time.sleep(2)
+        ctx.send(box, dest=1)
+        return
+    ctx.send(box, dest=0)
+    yields, really = [], os.sched_yield
+    os.sched_yield = lambda: (yields.append(time.monotonic()), really())
+    began = time.monotonic()
+    ctx.recv(box, source=0)
+    ctx.note(f"{yields[-1] - began if yields else 0}")
+"""
+
+
+def test_a_rank_that_waits_for_long_sleeps_though_it_has_a_core(run_ranks, tmp_path):
+    """Such as one of a server that nobody asks; a rank that only yields keeps its core busy."""
+    run = run_ranks(write_peers(tmp_path / "waits", WAITS), ["peer"] * 2, timeout_s=100)
+    assert run.error(1) is None, run.error(1)["traceback"]
+    [yielded_for_s] = [float(record["text"]) for record in run.records(1, "note")]
+    assert yielded_for_s < 1
+
+
 def test_a_recipe_over_fabric_sockets_has_the_bits_of_one_over_mpi(run_ranks):
     """A11: both run."""
     shas = set()

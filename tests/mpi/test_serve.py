@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def trained(tmp_path_factory):
 def answers(folder, options, settings, *, prompts=PROMPTS):
     """Ask one run for all prompts at once, in each setting in turn; returns the tokens with their logarithms by setting, prompt and
     place, and the head's hello."""
-    spec, _ = find_served("latest", options, runs_dir=Path("runs"), working_folder=folder)
+    spec, _ = find_served("latest", replace(options, until_left=True), runs_dir=Path("runs"), working_folder=folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         with serving(spec, Unattended()) as head:

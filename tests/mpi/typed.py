@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from tests.forked import FORKED
+
 
 def words_of(*words):
     return [sys.executable, "-m", "ttlaunch", *words]
@@ -20,6 +22,6 @@ def command(folder, *words):
 
 def train(folder, recipe, sets, *, ranks=1):
     """Train a small model, whose run and checkpoints are below the folder then."""
-    options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
+    options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")] + [*FORKED] * (ranks > 1)
     done = command(folder, "run", recipe, "-n", str(ranks), *options, "--format", "json")
     assert 0 == done.returncode, done.stderr

@@ -48,6 +48,8 @@ _POLLS_IF_OVERSUBSCRIBED = 20
 _YIELDING_POLLS = 200
 _FIRST_SLEEP_S = 5e-5
 _LONGEST_SLEEP_S = 1e-3
+_YIELDS_S = 2e-3
+_LONGEST_SLEEP_WITH_A_CORE_S = 2e-4
 
 
 _Route = tuple[int, int]
@@ -436,7 +438,8 @@ def wait_for(request: _Testable, oversubscribed: bool) -> None:  # noqa: FBT001 
     """Poll until the request is complete.
 
     At first the rank polls without a pause, for at most some 50 µs: an answer that is on its way arrives before the
-    scheduler would give the core back. If each rank has a core, the rank then yields between polls, and reacts quickly.
+    scheduler would give the core back. If each rank has a core, the rank then yields between polls for 2 ms, and reacts quickly;
+    a rank that waits longer, such as one of a server that nobody asks, sleeps up to 0.2 ms between polls.
     With fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms, because a rank that
     polls takes the core from a rank that computes.
     """
@@ -450,7 +453,9 @@ def wait_for(request: _Testable, oversubscribed: bool) -> None:  # noqa: FBT001 
     began = time.monotonic()
     while not request.Test():
         if oversubscribed:
-            _sleep(began)
+            _sleep(began, longest_s=_LONGEST_SLEEP_S)
+        elif time.monotonic() - began > _YIELDS_S:
+            _sleep(began, longest_s=_LONGEST_SLEEP_WITH_A_CORE_S)
         else:
             os.sched_yield()
 
@@ -470,9 +475,9 @@ def wait_for_any(pending: Sequence[Pending], *, timeout_s: float | None = None) 
             return None
         rounds += 1
         if rounds > _POLLS_IF_OVERSUBSCRIBED:
-            _sleep(began)
+            _sleep(began, longest_s=_LONGEST_SLEEP_S)
 
 
-def _sleep(began: float) -> None:
+def _sleep(began: float, *, longest_s: float) -> None:
     """Sleep for an eighth of the time waited since `began`, within bounds."""
-    time.sleep(min(_LONGEST_SLEEP_S, max(_FIRST_SLEEP_S, (time.monotonic() - began) / 8)))
+    time.sleep(min(longest_s, max(_FIRST_SLEEP_S, (time.monotonic() - began) / 8)))
