@@ -125,6 +125,36 @@ def test_a_client_connects_again_after_the_coordinator_has_closed_the_connection
     client.close()
 
 
+def test_a_connection_that_was_idle_for_long_is_not_used_again(service, monkeypatch):
+    """The coordinator closes it, so a machine that compares itself for long would register over a closed one."""
+    client = client_of(service, a_token(service))
+    client.ask(answers.RunDescription, "GET", "/run")
+    monkeypatch.setattr("ttlaunch.running.membership.client._IDLE_S", 0.0)
+    for connection in list(service.http._open):
+        connection.close()
+    assert client.ask(answers.RunDescription, "GET", "/run").recipe == "data_parallel"
+    client.close()
+
+
+@pytest.mark.parametrize(("closed", "is_reached"), [(2, True), (3, False)])
+def test_a_connection_that_is_closed_while_hands_are_shaken_is_tried_again(service, monkeypatch, closed, is_reached):
+    monkeypatch.setattr("ttlaunch.running.membership.client._PAUSE_S", 0.0)
+    client, tries = client_of(service, a_token(service)), []
+    really = client._open_socket
+
+    def open_socket(timeout_s):
+        tries.append(timeout_s)
+        if len(tries) <= closed:
+            raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol")
+        return really(timeout_s)
+
+    client._open_socket = open_socket
+    with contextlib.nullcontext() if is_reached else pytest.raises(NoAnswerError):
+        assert client.ask(answers.RunDescription, "GET", "/run").recipe == "data_parallel"
+    assert len(tries) == 3
+    client.close()
+
+
 def test_another_authority_than_the_invitation_names_is_refused_before_a_token_is_sent(service):
     with pytest.raises(NoAnswerError) as refused:
         fetch_authority(url_of(service, Authority()))

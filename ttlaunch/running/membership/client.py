@@ -30,6 +30,10 @@ from ttlaunch.system_reason import system_reason
 T = TypeVar("T")
 ANSWER_S = 15.0
 """How long the coordinator may take for an answer, besides the time that a heartbeat asks it to wait."""
+_IDLE_S = 10.0
+"""A connection that nobody has used for longer is not used again: the coordinator closes it, though later than this."""
+_TRIES = 3
+_PAUSE_S = 0.5
 _LARGEST_ANSWER = 4 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _FORM = "https://HOST:PORT#SHA256"
@@ -130,6 +134,7 @@ class CoordinatorClient:
         self._open_socket = open_socket
         self._token = token
         self._connection: _Connection | None = None
+        self._used = 0.0
 
     def ask(
         self,
@@ -183,14 +188,31 @@ class CoordinatorClient:
         if len(content) > _LARGEST_ANSWER:
             self.close()
             raise NoAnswerError(Problem.UNUSABLE, f"its answer is longer than {_LARGEST_ANSWER // 2**20} MiB")
+        self._used = time.monotonic()
         if found.will_close:
             self.close()
         return found.status, content
 
     def _connected(self, deadline: float) -> "_Connection":
+        if time.monotonic() - self._used > _IDLE_S:
+            self.close()
         if self._connection is None:
-            self._connection = _Connection(self._open_socket(max(0.001, deadline - time.monotonic())))
+            self._connection = _Connection(self._open(deadline))
         return self._connection
+
+    def _open(self, deadline: float) -> socket.socket:
+        """Connect, with further tries where the other end closes the connection before it is complete.
+
+        A coordinator does that whose machine is so busy that it has not shaken hands in time.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return self._open_socket(max(0.001, deadline - time.monotonic()))
+            except (ConnectionResetError, ssl.SSLEOFError):
+                if not tries_left or time.monotonic() + _PAUSE_S > deadline:
+                    raise
+            time.sleep(_PAUSE_S)
+        raise AssertionError
 
 
 def _usable(cls: type[T], content: bytes, status: int) -> T:
