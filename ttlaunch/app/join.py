@@ -25,6 +25,7 @@ from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.coordinator import Fingerprint, RunDescription, Welcome
 from ttlaunch.running.agents.certificates import make_request
 from ttlaunch.running.membership.client import (
+    ANSWER_S,
     CoordinatorClient,
     InvitationUrl,
     NoAnswerError,
@@ -36,7 +37,7 @@ from ttlaunch.running.membership.client import (
 )
 from ttlaunch.running.membership.fingerprints import differences
 from ttlaunch.running.membership.link import CoordinatorLink
-from ttlaunch.running.membership.measure import MeasureError, measure_fingerprint
+from ttlaunch.running.membership.measure import MEASURE_S, MeasureError, measure_fingerprint
 from ttlaunch.running.membership.taking_part import Participation, Wish
 from ttlaunch.system_reason import system_reason
 
@@ -109,7 +110,7 @@ def join_run(
     with _as_diagnostics(url):
         authority = fetch_authority(url)
         with closing(client_over_tls(url, authority, token=request.token)) as client:
-            run = client.ask(RunDescription, "GET", "/run")
+            run = described_run(client)
             report_progress(f"run {shown(run.run_id)} trains {shown(run.recipe)}; this machine is compared with it")
             plan = plan_worker(run, dialogue, working_folder=Path.cwd(), recipe=request.recipe, data=request.data)
             own, wish = _compared(plan, run), Wish()
@@ -125,6 +126,16 @@ def join_run(
                     plan, link, dialogue, config=run.config, runs_dir=request.runs_dir, variables=variables, wish=wish
                 )
     return Joined(welcome.worker_id, run.run_id, participation, outcome)
+
+
+def described_run(client: CoordinatorClient) -> RunDescription:
+    """Ask a run what a worker must know of it; it answers when it has measured its own machine, which a busy one does slowly.
+
+    Raises:
+        NoAnswerError: There was no answer in time, or none that can be used.
+        RefusedError: The run refuses.
+    """
+    return client.ask(RunDescription, "GET", "/run", within_s=MEASURE_S + ANSWER_S)
 
 
 def _parsed(request: JoinRequest) -> InvitationUrl:
