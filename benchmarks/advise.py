@@ -233,7 +233,7 @@ def _described(lab: Lab) -> list[str]:
 
 @contextlib.contextmanager
 def _cluster(lab: Lab) -> Iterator[Cluster]:
-    with Cluster(names=lab.names) as cluster, contextlib.ExitStack() as stack:
+    with Cluster(names=lab.names, disk="real") as cluster, contextlib.ExitStack() as stack:
         for host in lab.names:
             if lab.mbit is not None:
                 cluster.throttle(host, mbit=lab.mbit / (lab.slow if host == lab.names[-1] else 1.0))

@@ -70,7 +70,7 @@ def open_place(name: str) -> Iterator[Place]:
             return
         names = sorted(set(LAYOUT[name]))
         groups = {host: stack.enter_context(control_group(host)) for host in names}  # removed after what ran in them
-        cluster = stack.enter_context(Cluster(names=names))
+        cluster = stack.enter_context(Cluster(names=names, disk="real"))
         for host, group in groups.items():
             _limit_memory(cluster, host, group)
 

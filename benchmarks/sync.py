@@ -46,7 +46,7 @@ def main() -> None:
     copying: list[float] = []
     with (
         tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder,
-        Cluster(hosts=options.hosts, disk="tmpfs", size_mb=size_mb) as cluster,
+        Cluster(hosts=options.hosts, size_mb=size_mb) as cluster,
     ):
         project = Path(folder) / "project"
         write_project(project, files=options.files, size=options.megabytes * 1_000_000)

@@ -89,7 +89,7 @@ def main() -> int:
         for case in _cases(options.only):
             entry = known.get((case.recipe, case.plan))
             if entry is None:
-                cluster = stack.enter_context(Cluster(hosts=2)) if case.over_hosts else None
+                cluster = stack.enter_context(Cluster(hosts=2, disk="real")) if case.over_hosts else None
                 entry = {"recipe": case.recipe, "plan": case.plan, **_compare(case, cluster)}
                 with options.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(entry) + "\n")

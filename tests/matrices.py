@@ -13,8 +13,8 @@ COLLECTED = pytest.StashKey[list[str]]()
 KEPT = {
     "agent/test_warm_start.py::test_a_forked_rank_that_fails_is_reported_as_any_other": ["exception", "left"],
     "cli/test_simulate.py::test_a_simulated_recipe_has_the_bits_of_a_run": ["pipeline"],
-    "cluster/test_added_ranks_over_hosts.py::test_ranks_are_added_on_a_host_whose_first_rank_has_ended": ["True"],
-    "cluster/test_bare_to_run.py::test_other_recipes_run_on_prepared_hosts": ["fabric_minimal"],
+    # Forked ranks are added in `running/test_added_ranks.py`, by the same process that starts ranks on a host.
+    "cluster/test_added_ranks_over_hosts.py::test_ranks_are_added_on_a_host_whose_first_rank_has_ended": ["False"],
     "cluster/test_chaos.py::test_a_fault_on_a_host_is_named_and_nothing_is_left_on_any": ["cut host=node1 at 1s"],
     "cluster/test_elastic_over_hosts.py::test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_changes_no_bit": [
         "2"
@@ -525,6 +525,23 @@ LONGEST = (
     "app/test_tutorial.py",
     "cli/test_json_schemas.py",
     "app/test_library.py",
+    # Those over hosts, which run by themselves.
+    "cluster/test_bare_to_run.py",
+    "cluster/test_slurm_runs.py",
+    "cluster/test_submit.py",
+    "cluster/test_run.py",
+    "cluster/test_run_faults.py",
+    "cluster/test_listening.py",
+    "cluster/test_doctor.py",
+    "cluster/test_prepare.py",
+    "cluster/test_hang_over_hosts.py",
+    "cluster/test_elastic_over_hosts.py",
+    "cluster/test_forked_ranks_over_hosts.py",
+    "cluster/test_serve_over_hosts.py",
+    "cluster/test_run_restarts.py",
+    "cluster/test_grpc_over_hosts.py",
+    "cluster/test_sync.py",
+    "cluster/test_hydra_over_hosts.py",
 )
 """Files whose tests take more than half a minute together, the longest first: one that is left to the end keeps other processes idle."""
 

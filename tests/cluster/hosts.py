@@ -39,7 +39,8 @@ class Cluster:
             shown without a change to the real files: below the home, or where a folder of that name exists.
         interfaces: Names of the network interface of some hosts, where it is not eth0.
         networks: 2 adds eth1 in 10.78.0.0/24 to every machine.
-        disk: "tmpfs" puts the disks of the hosts in memory, each of `size_mb`.
+        disk: "tmpfs" puts the disks of the hosts in memory, each of at most `size_mb`, where they need no time to be removed;
+            "real" on the disk of this machine.
         size_mb: See `disk`.
     """
 
@@ -52,8 +53,8 @@ class Cluster:
         shared_folder=None,
         interfaces=None,
         networks=1,
-        disk="real",
-        size_mb=512,
+        disk="tmpfs",
+        size_mb=4096,
     ):
         self.hosts = list(names or [f"node{number}" for number in range(hosts)])
         self._share = [str(folder) for folder in share if str(folder) not in _ALWAYS_THERE]

@@ -1,4 +1,6 @@
-"""Hosts that `ttlaunch prepare` has made ready for real ranks: five bare hosts, prepared once for all tests that run there.
+"""Hosts that `ttlaunch prepare` has made ready for real ranks: bare hosts, prepared once for all tests that run there.
+
+Their environments take a minute of a processor, so all these tests are in one file, which one process of pytest runs.
 
 The launcher of a test cluster has no way to the outside, so the wheels are collected before, as the guide for launching
 machines without a network says.
@@ -37,10 +39,10 @@ def wheels_for_ranks(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def prepared_cluster(_hosts_can_start, wheels_for_ranks, tmp_path_factory):
-    """The hosts node0 to node4 without a window to this machine's Python environment, each with one of its own."""
+    """The hosts node0 and node1 without a window to this machine's Python environment, each with one of its own."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "lab").mkdir()
-    with Cluster(hosts=5, share=(sys.base_prefix,)) as cluster:
+    with Cluster(hosts=2, share=(sys.base_prefix,), size_mb=8192) as cluster:
         (folder / "lab/hosts.txt").write_text(cluster.hostfile())
         ttlaunch = CommandLine(cluster, cwd=folder)
         answer = ttlaunch(PREPARE, environment=wheels_for_ranks, timeout_s=_PREPARE_S)

@@ -4,25 +4,33 @@ import json
 
 import pytest
 
+from tests.cluster.prepared import PREPARE
+
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ON_FIVE_HOSTS = {
-    "fabric_minimal": "--ranks 5 --set all_reduce_config.repeats=2",
-    "pipeline_parallel": "--set training_config.steps=3 --set transformer_config.num_blocks=5"
-    " --set multihost_config.pipeline_parallel_config.num_blocks=5"
-    " --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1,1]",
-}
+IMPORTS = "import torch, mpi4py.MPI, numpy, pydantic, yaml, sys; print(sys.prefix)"
 
 
 @pytest.fixture(scope="module")
 def lab(prepared_cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "lab").mkdir()
-    (folder / "lab/hosts.txt").write_text(prepared_cluster.hostfile())
+    (folder / "lab/hosts.txt").write_text(prepared_cluster.hostfile(slots=2))
     return folder
 
 
-def test_prepared_hosts_are_ready(prepared_cluster, ttlaunch_on, lab):
+def test_bare_hosts_are_ready_for_real_ranks(prepared_cluster, ttlaunch_on, wheels_for_ranks, lab):
+    for host in prepared_cluster.hosts:
+        imported = prepared_cluster.run(host, ["/root/.ttlaunch/env/bin/python", "-c", IMPORTS])
+        assert imported.stdout == "/root/.ttlaunch/env\n", imported.stderr
+        said = prepared_cluster.run(host, ["/root/.ttlaunch/env/bin/mpirun", "--version"]).stdout
+        assert said.startswith("mpirun (Open MPI) 5.")
+    run = ttlaunch_on(prepared_cluster, cwd=lab)
+    answer = run(f"{PREPARE} --check --format json", environment=wheels_for_ranks, timeout_s=200)
+    assert ["ready"] * 2 == [host["state"] for host in json.loads(answer.stdout)["hosts"]]
+
+
+def test_doctor_finds_no_error_on_prepared_hosts(prepared_cluster, ttlaunch_on, lab):
     answer = ttlaunch_on(prepared_cluster, cwd=lab)("doctor --on lab --format json")
     assert answer.status == 0, answer.stdout + answer.stderr
     said = json.loads(answer.stdout)
@@ -38,25 +46,14 @@ def test_sync_brings_one_tree_to_all(prepared_cluster, ttlaunch_on, lab):
     assert len(trees) == 1
 
 
-def run_on_hosts(prepared_cluster, ttlaunch_on, lab, words, *, hosts):
-    """The report of a run that has a rank on each of so many hosts, or one here without hosts."""
-    answer = ttlaunch_on(prepared_cluster, cwd=lab)(f"run {words} --format json", timeout_s=200)
-    assert answer.status == 0, answer.stderr
-    report = json.loads(answer.stdout)
-    assert report["parameters_agree"]
-    assert not hosts or [row["host"] for row in report["ranks"]] == prepared_cluster.hosts[:hosts]
-    return report
-
-
-@pytest.mark.parametrize("recipe", ON_FIVE_HOSTS)
-def test_other_recipes_run_on_prepared_hosts(prepared_cluster, ttlaunch_on, lab, recipe):
-    run_on_hosts(prepared_cluster, ttlaunch_on, lab, f"{recipe} --on lab {ON_FIVE_HOSTS[recipe]}", hosts=5)
-
-
-def test_four_hosts_and_five_give_the_bits_of_one_process(prepared_cluster, ttlaunch_on, lab):
-    ways = {"--ranks 1": 0, "--on lab": 4, "--on lab --set multihost_config.num_workers=3": 5}
+def test_prepared_hosts_have_the_bits_of_one_process_here(prepared_cluster, ttlaunch_on, lab):
     digests = set()
-    for words, hosts in ways.items():
-        line = f"hierarchical_parallel {words} --set training_config.steps=3"
-        digests.add(run_on_hosts(prepared_cluster, ttlaunch_on, lab, line, hosts=hosts)["parameters_sha256"])
+    for words, hosts in {"--ranks 1": None, "--on lab": ["node0", "node0", "node1", "node1"]}.items():
+        line = f"run hierarchical_parallel {words} --set training_config.steps=3 --format json"
+        answer = ttlaunch_on(prepared_cluster, cwd=lab)(line, timeout_s=200)
+        assert answer.status == 0, answer.stderr
+        report = json.loads(answer.stdout)
+        assert report["parameters_agree"]
+        assert hosts is None or [row["host"] for row in report["ranks"]] == hosts
+        digests.add(report["parameters_sha256"])
     assert len(digests) == 1

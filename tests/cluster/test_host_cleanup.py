@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 OWNER = """
 import sys, time
 from tests.cluster.hosts import Cluster
-with Cluster(hosts=2, disk="tmpfs") as cluster:
+with Cluster(hosts=2) as cluster:
     cluster.popen("launcher", ["setsid", "sleep", "62"])
     cluster.popen("node0", ["setsid", "sleep", "62"])
     print(cluster.state, flush=True)
@@ -45,7 +45,7 @@ def networks():
 
 
 def test_a_cluster_leaves_no_process_mount_or_file(make_cluster):
-    cluster = make_cluster(hosts=2, disk="tmpfs", shared_folder="/shared")
+    cluster = make_cluster(hosts=2, shared_folder="/shared")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     sleepers = [cluster.popen(machine, ["setsid", "sleep", "63"], **pipes) for machine in ("launcher", "node0")]
     cluster.delay("node1", 1)

@@ -177,7 +177,7 @@ def test_a_home_may_be_read_only_or_full(cluster):
 
 
 def test_disks_in_memory_have_the_size_that_a_test_asks_for(make_cluster):
-    cluster = make_cluster(hosts=1, share=(), disk="tmpfs", size_mb=2)
+    cluster = make_cluster(hosts=1, share=(), size_mb=2)
     assert "No space left on device" in ssh(cluster, "node0", "head -c 4000000 /dev/zero > file").stderr
     ssh(cluster, "node0", "rm file; touch kept")
     cluster.kill("node0")

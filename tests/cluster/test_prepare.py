@@ -11,7 +11,6 @@ from textwrap import dedent
 import pytest
 
 from tests.cluster.keeper import wait_until
-from tests.cluster.prepared import PREPARE
 from tests.hosts.prepare.wheels import PINS, WheelFolder
 from ttlaunch import contract
 
@@ -268,20 +267,3 @@ def test_hosts_that_reach_no_index_are_sent_their_wheels_after_all(lab):
     said = lab.json("--from-index")["hosts"][0]
     assert ("made", False) == (said["state"], said["from_index"])
     assert said["sent_bytes"] == sum(path.stat().st_size for path in lab.wheels.folder.iterdir())
-
-
-@pytest.mark.slow
-def test_five_bare_hosts_are_ready_for_real_ranks(prepared_cluster, ttlaunch_on, wheels_for_ranks, tmp_path):
-    for host in prepared_cluster.hosts:
-        assert (
-            "/root/.ttlaunch/env\n"
-            == prepared_cluster.run(host, ["/root/.ttlaunch/env/bin/python", "-c", IMPORTS]).stdout
-        )
-        said = prepared_cluster.run(host, ["/root/.ttlaunch/env/bin/mpirun", "--version"]).stdout
-        assert said.startswith("mpirun (Open MPI) 5.")
-    (tmp_path / "lab").mkdir()
-    (tmp_path / "lab/hosts.txt").write_text(prepared_cluster.hostfile())
-    said = json.loads(
-        ttlaunch_on(prepared_cluster)(f"{PREPARE} --check --format json", environment=wheels_for_ranks).stdout
-    )
-    assert ["ready"] * 5 == [host["state"] for host in said["hosts"]]

@@ -73,7 +73,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def hosts(_hosts_can_start):
     """Three hosts for tests that do them no harm."""
-    with Cluster(hosts=3, disk="tmpfs") as cluster:
+    with Cluster(hosts=3) as cluster:
         yield cluster
 
 
@@ -87,7 +87,7 @@ def own_lab(make_cluster, ttlaunch_on, tmp_path):
     """`own_lab(hosts=2, settings=…, listed=…, remote=…)`: hosts that this test alone has, to harm them."""
 
     def make(*, settings="", listed=None, remote=None, **options):
-        cluster = make_cluster(**{"hosts": 2, "disk": "tmpfs"} | options)
+        cluster = make_cluster(**{"hosts": 2} | options)
         hosts = listed(cluster) if listed else None
         return Lab(cluster, ttlaunch_on, tmp_path, settings=settings, listed=hosts, remote=remote)
 
