@@ -15,8 +15,7 @@ from ttlaunch import contract
 
 pytestmark = pytest.mark.cluster
 
-STEPS = "--set training_config.steps=250 --set training_config.validation_interval=100"
-FEW_STEPS = STEPS.replace("250", "40")
+STEPS = "--set training_config.steps=40 --set training_config.validation_interval=100"
 QUICK = "/root/quick"
 """Where it exists on a host, its workers no longer pause in each step."""
 
@@ -26,11 +25,21 @@ def records(folder, number):
     return [contract.read_record(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def sha256_of_one_process(folder, steps=STEPS):
-    (folder / "here").mkdir()
-    command = [sys.executable, "-m", "ttlaunch", "run", "data_parallel", *steps.split(), "--format", "json"]
-    here = subprocess.run(command, cwd=folder / "here", capture_output=True, text=True, check=True)
+@pytest.fixture(scope="module")
+def sha256_of_one_process(tmp_path_factory):
+    words = ["run", "data_parallel", "--ranks", "1", *STEPS.split(), "--format", "json"]
+    command = [sys.executable, "-m", "ttlaunch", *words]
+    here = subprocess.run(command, cwd=tmp_path_factory.mktemp("here"), capture_output=True, text=True, check=True)
     return json.loads(here.stdout)["parameters_sha256"]
+
+
+@pytest.fixture
+def go_on(cluster4, tmp_path):
+    """Makes the recipe `mine`, whose steps pause until `go_on()` is called: a machine may take a minute until its worker takes part."""
+    slow_recipe(tmp_path, until=QUICK, pause_s=3)
+    for host in cluster4.hosts:
+        cluster4.run(host, ["rm", "-f", QUICK])  # of an earlier test on the same hosts
+    return lambda: [cluster4.run(host, ["touch", QUICK]) for host in cluster4.hosts]
 
 
 def give_recipe(cluster, host, folder):
@@ -42,41 +51,42 @@ def give_recipe(cluster, host, folder):
 
 
 def test_a_worker_that_replaces_one_of_another_host_gets_the_state_over_the_network(
-    cluster4, ttlaunch_on, lab, tmp_path
+    cluster4, ttlaunch_on, lab, tmp_path, go_on, sha256_of_one_process
 ):
-    lab("".join(f"{host} slots=2\n" for host in cluster4.hosts[:2]))
+    lab("".join(f"{host} slots=1\n" for host in cluster4.hosts[:2]))
     process = ttlaunch_on(cluster4).start(
-        f"run data_parallel --on lab -n 4 --elastic 1:4 {STEPS} --format json", stdout=subprocess.PIPE
+        f"run mine --on lab -n 2 --elastic 1:2 {STEPS} --format json", stdout=subprocess.PIPE
     )
 
     def folder_with_steps():
         assert process.poll() is None, process.communicate()
-        found = [path for path in tmp_path.glob("runs/*") if (path / contract.progress_file(3)).exists()]
-        return [path for path in found if any(one["kind"] == contract.KIND_STEP for one in records(path, 3))]
+        found = [path for path in tmp_path.glob("runs/*") if (path / contract.progress_file(1)).exists()]
+        return [path for path in found if any(one["kind"] == contract.KIND_STEP for one in records(path, 1))]
+
+    def replacement_takes_part():
+        assert process.poll() is None, process.communicate()
+        notes = [one["text"] for one in records(folder, 3) if one["kind"] == contract.KIND_NOTE]
+        return any("worker-0003 takes part from step" in text for text in notes)
 
     (folder,) = wait_until(folder_with_steps, what="a step is done", timeout_s=90)
-    [pid] = [one["pid"] for one in records(folder, 3) if one["kind"] == contract.KIND_STARTED]
+    [pid] = [one["pid"] for one in records(folder, 1) if one["kind"] == contract.KIND_STARTED]
     cluster4.run("node1", ["kill", "-9", str(pid)])
+    wait_until(replacement_takes_part, what="another worker takes part", timeout_s=90)
+    go_on()
     stdout, stderr = process.communicate(timeout=200)
     assert 0 == process.returncode, stderr
-    notes = [one["text"] for one in records(folder, 7) if one["kind"] == contract.KIND_NOTE]
-    assert any("worker-0007 takes part from step" in text for text in notes), stderr
-    assert sha256_of_one_process(tmp_path) == json.loads(stdout)["parameters_sha256"]
+    assert sha256_of_one_process == json.loads(stdout)["parameters_sha256"]
     wait_until(lambda: not leftovers(cluster4), what="hosts as before the run")
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_changes_no_bit(
-    cluster4, ttlaunch_on, lab, tmp_path, hosts
+    cluster4, ttlaunch_on, lab, tmp_path, hosts, go_on, sha256_of_one_process
 ):
     lab("".join(f"{host} slots=2\n" for host in cluster4.hosts[:hosts]))
-    slow_recipe(tmp_path, until=QUICK, pause_s=3)  # a machine may take a minute until its worker takes part
-    involved = {*cluster4.hosts[:hosts], "node2"}
-    for host in involved:
-        cluster4.run(host, ["rm", "-f", QUICK])  # of an earlier test on the same hosts
     ttlaunch, place = ttlaunch_on(cluster4), f"{cluster4.ip('launcher')}:0"
     process = ttlaunch.start(
-        f"run mine --on lab -n 2 --elastic 1:3 --coordinator {place} {FEW_STEPS} --format json", stdout=subprocess.PIPE
+        f"run mine --on lab -n 2 --elastic 1:3 --coordinator {place} {STEPS} --format json", stdout=subprocess.PIPE
     )
 
     def is_joinable():
@@ -102,16 +112,16 @@ def test_a_worker_of_a_machine_outside_the_cluster_joins_workers_on_hosts_and_ch
         return [line.get("members") for line in map(json.loads, lines)]
 
     def three_take_part():
-        assert joining.poll() is None, joining.communicate()
+        if joining.poll() is not None:
+            pytest.fail("".join(joining.communicate()))
         return any(found and len(found) == 3 for found in members())
 
     wait_until(three_take_part, what="three take part", timeout_s=200)
-    for host in involved:
-        cluster4.run(host, ["touch", QUICK])
+    go_on()
     joined, said = joining.communicate(timeout=200)
     stdout, stderr = process.communicate(timeout=200)
     assert (0, 0) == (process.returncode, joining.returncode), stderr + said + joined
     assert "done" == json.loads(joined)["outcome"]
     assert [0, 1, int(json.loads(joined)["worker_id"].removeprefix("worker-"))] in members()
-    assert sha256_of_one_process(tmp_path, FEW_STEPS) == json.loads(stdout)["parameters_sha256"]
+    assert sha256_of_one_process == json.loads(stdout)["parameters_sha256"]
     wait_until(lambda: not leftovers(cluster4), what="hosts as before the run")
