@@ -18,7 +18,7 @@ STEPS = "--set training_config.steps=4 --set training_config.validation_interval
 OVER_GRPC = "--set multihost_config.socket_type=grpc"
 KEY = "-----BEGIN " + "PRIVATE KEY-----"
 STEP = '"kind": "step"'
-LONG = f"run data_parallel --on lab --ranks 4 --set training_config.steps=100000 {OVER_GRPC}"
+LONG = f"run data_parallel --on lab --ranks 2 --set training_config.steps=100000 {OVER_GRPC}"
 
 
 @pytest.mark.parametrize("recipe", ["data_parallel --ranks 4", "zero --ranks 4", "fully_sharded --ranks 4"])
@@ -26,7 +26,8 @@ def test_a_recipe_over_hosts_has_the_bits_of_one_machine(cluster4, ttlaunch_on, 
     lab("".join(f"{host} slots=2\n" for host in cluster4.hosts[:2]))
     over_hosts = ttlaunch_on(cluster4)(f"run {recipe} --on lab {STEPS} {OVER_GRPC} --format json", timeout_s=120)
     (tmp_path / "here").mkdir()
-    command = [sys.executable, "-m", "ttlaunch", "run", *recipe.split(), *STEPS.split(), "--format", "json"]
+    one = [*recipe.split()[:-1], "1"]
+    command = [sys.executable, "-m", "ttlaunch", "run", *one, *STEPS.split(), "--format", "json"]
     here = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True, check=True)
     assert json.loads(here.stdout)["parameters_sha256"] == digest(over_hosts)
     edges = json.loads(over_hosts.stdout)["traffic"]["edges"]
@@ -36,14 +37,14 @@ def test_a_recipe_over_hosts_has_the_bits_of_one_machine(cluster4, ttlaunch_on, 
 
 @pytest.fixture
 def training(make_cluster, ttlaunch_on, lab, tmp_path):
-    """A run of four ranks on two hosts that has done a step: its cluster, its process and its folder."""
+    """A run of two ranks on two hosts that has done a step: its cluster, its process and its folder."""
     cluster = make_cluster(hosts=2, networks=2)
-    lab("".join(f"{host} slots=2\n" for host in cluster.hosts))
+    lab(cluster.hostfile())
     process = ttlaunch_on(cluster).start(LONG, stdout=subprocess.DEVNULL)
 
     def has_done_a_step():
         assert process.poll() is None, process.stderr.read()
-        return [path for path in tmp_path.glob("runs/*/records/rank-3.progress.jsonl") if STEP in path.read_text()]
+        return [path for path in tmp_path.glob("runs/*/records/rank-1.progress.jsonl") if STEP in path.read_text()]
 
     (path,) = wait_until(has_done_a_step, what="a step is done", timeout_s=90)
     yield cluster, process, path.parents[1]
@@ -51,12 +52,12 @@ def training(make_cluster, ttlaunch_on, lab, tmp_path):
     process.communicate(timeout=60)
 
 
-def test_ranks_listen_on_the_chosen_network_alone_and_no_file_or_command_line_has_a_key(training):
-    cluster, _, folder = training
+def test_ranks_listen_on_the_chosen_network_alone_no_file_has_a_key_and_a_killed_one_is_named_with_its_host(training):
+    cluster, process, folder = training
     for host in cluster.hosts:
         processes = {pid: words for pid, words in cluster.pids(host).items() if "sshd" not in words}
         ranks = [pid for pid, words in processes.items() if "ttlaunch.runtime" in words]
-        assert [cluster.ip(host)] * 4 == [
+        assert [cluster.ip(host)] * 2 == [
             str(getattr(found, "ipv4_mapped", None) or found) for found in addresses_of(ranks)
         ]
         assert [] == addresses_of(processes.keys() - ranks)
@@ -65,13 +66,10 @@ def test_ranks_listen_on_the_chosen_network_alone_and_no_file_or_command_line_ha
         assert "" == found.stdout
     assert [] == [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
-
-def test_a_killed_rank_of_another_host_is_named(training):
-    cluster, process, folder = training
-    lines = (folder / contract.progress_file(3)).read_text().splitlines()
+    lines = (folder / contract.progress_file(1)).read_text().splitlines()
     [pid] = [record["pid"] for record in map(json.loads, lines) if record["kind"] == "started"]
     cluster.run("node1", ["kill", "-9", str(pid)])
     _, stderr = process.communicate(timeout=60)
     report = json.loads((folder / contract.REPORT_FILE).read_text())
-    assert (3, "killed") == (report["failure"]["rank"], report["failure"]["class"]), stderr
+    assert (1, "killed") == (report["failure"]["rank"], report["failure"]["class"]), stderr
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")

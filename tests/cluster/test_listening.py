@@ -44,18 +44,18 @@ OF_MPI = ("prted", "orted", "work.py")
 
 @pytest.fixture
 def started(make_cluster, lab, tmp_path):  # noqa: F811 - a fixture
-    """`started(script, …)`: starts a script with a rank on each of four hosts; returns the cluster, the run and what it prints."""
+    """`started(script, …)`: starts a script with a rank on each of four hosts, or `hosts`; returns the cluster, the run and what it prints."""
     runs = []
 
-    def start(script, *words, command, environment, **settings):
-        cluster = make_cluster(hosts=4, networks=2)
+    def start(script, *words, command, environment, hosts=4, **settings):
+        cluster = make_cluster(hosts=hosts, networks=2)
         lab(cluster.hostfile(), **settings)
         (tmp_path / "work.py").write_text(script)
         with (tmp_path / "printed").open("wb") as file:
             runs.append(
                 cluster.popen(
                     LAUNCHER,
-                    [*command, "run", "--on", "lab", "--ranks", "4", *words, "work.py"],
+                    [*command, "run", "--on", "lab", "--ranks", str(hosts), *words, "work.py"],
                     cwd=tmp_path,
                     env=cluster.environment(LAUNCHER) | {"COLUMNS": "160"} | environment,
                     stdout=file,
@@ -73,7 +73,12 @@ def started(make_cluster, lab, tmp_path):  # noqa: F811 - a fixture
 
 def listens_on_the_chosen_network_alone(cluster, run, printed):
     """Check the sockets of all machines, and that ranks that have not met before find each other."""
-    wait_until(lambda: all(f"up {rank}" in printed.read_text() for rank in range(4)), what="all ranks use MPI")
+    wait_until(
+        lambda: all(f"up {rank}" in printed.read_text() for rank in range(4)) or run.poll() is not None,
+        what="all ranks use MPI",
+        timeout_s=60,
+    )
+    assert run.poll() is None, printed.read_text()
     machines = (LAUNCHER, *cluster.hosts)
     wait_until(lambda: not any(beyond(cluster, name) for name in machines), what="no socket is open to other networks")
     for host in cluster.hosts:
@@ -122,9 +127,9 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("options", [(), ("--warm",)], ids=["cold", "warm"])
 def test_of_a_script_only_its_ranks_listen_and_on_the_chosen_network_alone(started, options):
     command = [sys.executable, "-m", "ttlaunch"]
-    cluster, run, printed = started(MEETS_OVER_TORCH, *options, command=command, environment={})
+    cluster, run, printed = started(MEETS_OVER_TORCH, *options, command=command, environment={}, hosts=2)
     wait_until(
-        lambda: all(f"up {rank}" in printed.read_text() for rank in range(4)) or run.poll() is not None,
+        lambda: all(f"up {rank}" in printed.read_text() for rank in range(2)) or run.poll() is not None,
         what="all ranks have met",
         timeout_s=120,
     )

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.keeper import wait_until
 from tests.cluster.needs import find_tool
+from tests.cluster.slurm import SHARED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
@@ -125,7 +126,7 @@ def test_bindings_name_devices_that_the_job_has_on_each_of_its_hosts(slurm4, ttl
 def test_a_recipe_has_the_bits_that_it_has_on_one_machine(slurm4, ttlaunch):
     there = ttlaunch(f"run data_parallel {STEPS} --on slurm:debug --nodes 2 --format json", timeout_s=120)
     assert 0 == there.status, there.stderr
-    here = ttlaunch(f"run data_parallel {STEPS} --format json", timeout_s=120)
+    here = ttlaunch(f"run data_parallel --ranks 1 {STEPS} --format json", timeout_s=120)
     digests = {json.loads(answer.stdout)["parameters_sha256"] for answer in (there, here)}
     assert 1 == len(digests)
     assert_nothing_is_left(slurm4)
@@ -315,30 +316,38 @@ def test_drained_hosts_finish_what_they_run(slurm4, ttlaunch):
     assert_nothing_is_left(slurm4)
 
 
-def test_a_run_goes_on_without_a_slurmd_and_its_end_leaves_nothing(make_slurm, ttlaunch_on, tmp_path):
+def test_a_run_goes_on_without_a_slurmd_and_its_end_leaves_nothing(slurm4, ttlaunch):
     """Steps that have been started do not need it, and Slurm counts the host as lost only for jobs to come."""
-    slurm = make_slurm(hosts=2)
-    (tmp_path / "wait.py").write_text(WAIT)
-    process = started(ttlaunch_on(slurm.cluster), "run wait.py --on slurm --nodes 2")
-    slurm.kill("slurmd", "node1")
-    wait_until(lambda: slurm.states()["node1"].startswith("down"), what="Slurm misses node1", timeout_s=60)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert 130 == process.returncode
-    assert_nothing_is_left(slurm, timeout_s=60)
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+    slurm4.kill("slurmd", "node1")
+    try:
+        wait_until(lambda: slurm4.states()["node1"].startswith("down"), what="Slurm misses node1", timeout_s=60)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert 130 == process.returncode
+        assert_nothing_is_left(slurm4, timeout_s=60)
+    finally:
+        slurm4.start_slurmd("node1")
+        wait_until(lambda: {"idle"} == set(slurm4.states().values()), what="the host is back", timeout_s=60)
 
 
-def test_a_run_goes_on_while_the_controller_is_away(make_slurm, ttlaunch_on, tmp_path):
-    slurm = make_slurm(hosts=2)
-    (tmp_path / "wait.py").write_text(WAIT.replace("600", "12"))
-    process = started(ttlaunch_on(slurm.cluster), "run wait.py --on slurm --nodes 2")
-    slurm.kill("slurmctld", "node0")
-    wait_until(lambda: process.poll() is None and not slurm.runs("slurmctld", "node0"), what="the controller is gone")
-    slurm.start_slurmctld()
-    _, stderr = process.communicate(timeout=60)
+def test_a_run_goes_on_while_the_controller_is_away(slurm4, ttlaunch):
+    may_end = f"{SHARED}/may-end"
+    until_then = f'while not os.path.exists("{may_end}"):\n    time.sleep(0.1)'
+    (ttlaunch.cwd / "wait.py").write_text(WAIT.replace("time.sleep(600)", until_then))
+    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+    slurm4.kill("slurmctld", "node0")
+    try:
+        assert process.poll() is None
+    finally:
+        slurm4.start_slurmctld()
+        slurm4.run("node0", ["touch", may_end])
+        _, stderr = process.communicate(timeout=60)
+        slurm4.run("node0", ["rm", may_end])
     assert 0 == process.returncode, stderr
-    assert_nothing_is_left(slurm, timeout_s=60)
+    assert_nothing_is_left(slurm4, timeout_s=60)
+    wait_until(lambda: {"idle"} == set(slurm4.states().values()), what="the controller is back", timeout_s=60)
 
 
 def test_the_hosts_of_a_job_can_be_checked_and_filled_as_those_of_a_configuration(slurm4, ttlaunch):
