@@ -193,7 +193,7 @@ def test_a_run_whose_daemon_on_a_host_was_killed_has_failed(cluster, waiting, tm
 
 
 def test_a_full_disk_of_a_host_does_not_hide_how_a_rank_ended(make_cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811
-    cluster = make_cluster(hosts=2, disk="tmpfs", size_mb=40)
+    cluster = make_cluster(hosts=2, size_mb=40)
     (tmp_path / "fill.py").write_text(FILL)
     lab(cluster.hostfile())
     answer = ttlaunch_on(cluster)("run --on lab --ranks 1 -- python3 fill.py", timeout_s=60)
@@ -280,9 +280,9 @@ def test_ctrl_c_while_hosts_are_being_reached_leaves_at_once(cluster, ttlaunch_o
 
 
 def test_ctrl_c_lets_ranks_on_all_hosts_save_the_same_step_and_leave(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811
-    lab(cluster.hostfile(slots=2))
+    lab(cluster.hostfile())
     settings = "--set training_config.steps=5000 --set checkpoint_config.interval=5000"
-    process = ttlaunch_on(cluster).start(f"run hierarchical_parallel --on lab {settings}")
+    process = ttlaunch_on(cluster).start(f"run data_parallel --on lab {settings} --ranks 2")
     lines = []
     while not any("| step 1/5000 " in line for line in lines):
         lines.append(process.stdout.readline())
