@@ -52,12 +52,14 @@ def pytest_configure(config):
 def pytest_collection():
     """Keep the byte code of test modules, also where nothing else keeps any: rewriting asserts takes half of a collection.
 
-    What has been collected stays to the end, and no collection of garbage looks at it again.
+    What has been collected stays to the end, so no collection of garbage looks at it, neither meanwhile nor again.
     """
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    gc.disable()
     try:
         return (yield)
     finally:
+        gc.enable()
         sys.dont_write_bytecode = before
         gc.collect()
         gc.freeze()
