@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.runtime.checkpoint import digests
-from ttlaunch.runtime.checkpoint.digests import ReplicaDigests, as_words, digest, odd_factors
+from ttlaunch.runtime.checkpoint.digests import ReplicaDigests, TensorDigests, as_words, digest, odd_factors
 
 
 def digest_of(tensor):
@@ -59,6 +59,18 @@ def test_tensors_of_every_type_and_size_have_digests(dtype):
         assert digest_of(tensor) != digest_of(changed)
     assert digest_of(torch.ones((), dtype=dtype)) == digest_of(torch.ones(1, dtype=dtype))
     assert 0 == digest_of(torch.ones(0, dtype=dtype))
+
+
+def test_tensors_have_the_digests_together_that_each_has_by_itself(monkeypatch):
+    """Those that are multiplied together, in several groups, and between them empty, large and other ones, in their order."""
+    monkeypatch.setattr(digests, "_TOGETHER", 200)
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(count, generator=generator) for count in (0, 1, 5000, 3, 150, 90, 0, 4096, 60, 4097, 1, 99)]
+    tensors += [torch.ones(7, dtype=torch.bfloat16), torch.ones(3, dtype=torch.uint8), torch.ones(4, dtype=torch.int64)]
+    tensors.insert(4, torch.randn(12, 9, generator=generator).t())
+    found = [one % 2**64 for one in TensorDigests().of(tensors)]
+    assert [digest_of(tensor) % 2**64 for tensor in tensors] == found
+    assert len(set(found)) == len(tensors) - 1  # two are empty
 
 
 def test_a_view_has_the_digest_of_its_copy():

@@ -8,6 +8,7 @@ Shapes: N = values of a tensor, seen as 32-bit integers; C = values of a block.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ _BLOCK = 2**20
 """The values of a block; digests depend on it."""
 _PIECE = 2**16
 """The most values that are multiplied at a time on a CPU: what that takes in addition stays in the processor's cache."""
+_SMALL, _TOGETHER = 2**12, 2**15
+"""Tensors with at most so many values are multiplied together, until they have the second number of values: a model has
+hundreds of them, and a few operations on each take longer than the arithmetic."""
 _ODD = 0x2545F4914F6CDD1D
 _WORD_BYTES = 4
 
@@ -71,18 +75,50 @@ class TensorDigests:
     @torch.no_grad()
     def of(self, tensors: Iterable[Tensor]) -> list[int]:
         """Return the digest of each tensor, a signed whole number of 64 bits, after a single wait for each device."""
-        sums = [digest(words := as_words(tensor), self._factors_for(words)) for tensor in tensors]
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for one in sums:
-            by_device.setdefault(one.device, []).append(one)
-        values = {device: iter(torch.stack(some).tolist()) for device, some in by_device.items()}
-        return [next(values[one.device]) for one in sums]
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for place, words in enumerate(map(as_words, tensors)):
+            by_device.setdefault(words.device, []).append((place, words))
+        found: dict[int, int] = {}
+        for device, some in by_device.items():
+            groups = _grouped(some)
+            factors = self._factors_for(max(words.numel() for _, words in some), device)
+            sums = torch.cat([_digests([words for _, words in group], factors) for group in groups])
+            found |= zip((place for group in groups for place, _ in group), sums.tolist(), strict=True)
+        return [found[place] for place in range(len(found))]
 
-    def _factors_for(self, words_N: Tensor) -> Tensor:
-        known, wanted = self._factors.get(words_N.device), min(_BLOCK, len(words_N))
-        if known is None or len(known) < wanted:
-            known = self._factors[words_N.device] = odd_factors(wanted, words_N.device)
+    def _factors_for(self, longest: int, device: torch.device) -> Tensor:
+        known, wanted = self._factors.get(device), min(_BLOCK, longest)
+        if known is None or known.numel() < wanted:
+            known = self._factors[device] = odd_factors(wanted, device)
         return known
+
+
+def _grouped(placed: Sequence[tuple[int, Tensor]]) -> list[list[tuple[int, Tensor]]]:
+    """Group small tensors whose digests are computed together; every other one is alone."""
+    groups: list[list[tuple[int, Tensor]]] = []
+    room = 0
+    for place, words in placed:
+        count = words.numel()
+        if not 0 < count <= _SMALL or words.dtype != torch.int32:
+            groups.insert(0, [(place, words)])
+        elif count <= room:
+            groups[-1].append((place, words))
+            room -= count
+        else:
+            groups.append([(place, words)])
+            room = _TOGETHER - count
+    return groups
+
+
+def _digests(words: Sequence[Tensor], factors_C: Tensor) -> Tensor:
+    """Compute the digests of the tensors of a group, shape `(tensors,)`: differences of the sums up to the end of each."""
+    if len(words) == 1:
+        return digest(words[0], factors_C).view(1)
+    counts = [one.numel() for one in words]
+    products_N = torch.cat([factors_C[:count] for count in counts]).mul_(torch.cat(list(words)))
+    sums_N = torch.cumsum(products_N, 0, out=products_N)
+    ends = torch.tensor([end - 1 for end in accumulate(counts)], device=sums_N.device)
+    return torch.diff(sums_N[ends], prepend=sums_N.new_zeros(1))
 
 
 def make_digests(cfg: ConfigFile, records: ProgressWriter) -> ReplicaDigests | None:
@@ -104,7 +140,7 @@ def as_words(tensor: Tensor) -> Tensor:
     if values.element_size() == _WORD_BYTES:
         return values.view(torch.int32)
     bits = values.view(torch.uint8)
-    return bits if len(bits) % _WORD_BYTES else bits.view(torch.int32)
+    return bits if bits.numel() % _WORD_BYTES else bits.view(torch.int32)
 
 
 def digest(words_N: Tensor, factors_C: Tensor) -> Tensor:
@@ -119,7 +155,7 @@ def digest(words_N: Tensor, factors_C: Tensor) -> Tensor:
         words_N: The values, from `as_words`.
         factors_C: `odd_factors`, at least as many as there are values or as a block has.
     """
-    first, *rest = words_N.split(_BLOCK) if len(words_N) > _BLOCK else (words_N,)
+    first, *rest = words_N.split(_BLOCK) if words_N.numel() > _BLOCK else (words_N,)
     total = _sum_of_products(first, factors_C)
     for block in rest:
         total = total * _ODD + _sum_of_products(block, factors_C)
@@ -127,14 +163,14 @@ def digest(words_N: Tensor, factors_C: Tensor) -> Tensor:
 
 
 def _sum_of_products(block_C: Tensor, factors_C: Tensor) -> Tensor:
-    pieces = zip(_pieces(block_C), _pieces(factors_C[: len(block_C)]), strict=True)
+    pieces = zip(_pieces(block_C), _pieces(factors_C[: block_C.numel()]), strict=True)
     sums = [(piece * factors).sum() for piece, factors in pieces]
     return sums[0] if len(sums) == 1 else torch.stack(sums).sum()
 
 
 def _pieces(values_C: Tensor) -> Sequence[Tensor]:
     """Cut values into pieces; not on an accelerator, where every operation has its own cost."""
-    return values_C.split(_PIECE) if values_C.device.type == "cpu" and len(values_C) > _PIECE else (values_C,)
+    return values_C.split(_PIECE) if values_C.device.type == "cpu" and values_C.numel() > _PIECE else (values_C,)
 
 
 def odd_factors(count: int, device: torch.device) -> Tensor:
