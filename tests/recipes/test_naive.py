@@ -9,7 +9,7 @@ from ttlaunch import contract
 from ttlaunch.runtime.parallel.staleness.ring import RingBuffers
 
 SMALL = {
-    "training_config": {"steps": 5, "batch_size": 7, "micro_batch_size": 1, "validation_sequences": 3}
+    "training_config": {"steps": 4, "batch_size": 5, "micro_batch_size": 1, "validation_sequences": 3}
     | {"validation_interval": 1000, "use_clip_grad_norm": True, "clip_grad_norm_max_norm": 0.5},
     "transformer_config": {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
     | {"dropout_prob": 0.1},
@@ -74,11 +74,11 @@ def test_a_naive_form_has_the_bits_of_its_recipe(both, case):
     recipe, roles, config = case
     naive, fast = both(recipe, roles, config)
     assert naive.sha256 == fast.sha256
-    steps = list(range(1, 6))
+    steps = list(range(1, 5))
     assert steps == sorted({record["step"] for record in naive.records(contract.KIND_STEP)})
 
 
-@pytest.mark.parametrize("order", [[1, 1, 2, 0, 1], [2, 0, 1, 2, 0]])
+@pytest.mark.parametrize("order", [[1, 1, 2, 0], [2, 0, 1, 2]])
 def test_the_naive_asynchronous_server_has_the_bits_of_its_recipe_in_the_same_order_of_arrivals(both, order):
     """The fast form waits for each answer too; which gradient was how old is then decided by the order alone."""
     config = {"elastic_dp_config": {"is_ahead": False}, "multihost_config": {"num_workers": 3}}

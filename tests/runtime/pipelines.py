@@ -15,8 +15,8 @@ from .layouts import RECIPES, Trained
 
 STEPS = 3
 SMALL = {
-    "training_config": {"steps": STEPS, "batch_size": 7, "micro_batch_size": 1, "validation_interval": 2}
-    | {"validation_sequences": 5, "learning_rate": 5e-3},
+    "training_config": {"steps": STEPS, "batch_size": 5, "micro_batch_size": 1, "validation_interval": 2}
+    | {"validation_sequences": 3, "learning_rate": 5e-3},
     "transformer_config": {"num_blocks": 8, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 8}
     | {"dropout_prob": 0.1},
     "scheduler_config": {"type": "cosine", "warmup_steps": 2},

@@ -18,7 +18,7 @@ PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "
 
 
 def config(bound, *, steps=6, interval=None, damping=None, **training):
-    small = {"steps": steps, "batch_size": 7, "micro_batch_size": 1, "validation_sequences": 3}
+    small = {"steps": steps, "batch_size": 5, "micro_batch_size": 1, "validation_sequences": 3}
     classic = {"staleness_bound": bound} | ({} if damping is None else {"staleness_damping": damping})
     return {
         "training_config": small | {"validation_interval": 1000} | training,
@@ -67,7 +67,7 @@ def events(monkeypatch):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_without_a_bound_the_bits_are_those_of_one_process(train, workers):
-    """D4: K = 0; 7 micro-batches, so blocks of several nodes, with dropout, clipping and a schedule."""
+    """D4: K = 0; 5 micro-batches, so blocks of several nodes, with dropout, clipping and a schedule."""
     expected, found = train(0, 0), train(workers, 0)
     assert expected.sha256 == found.sha256
     for key in ("loss", "grad_norm", "learning_rate", "tokens"):
@@ -108,10 +108,10 @@ def test_the_bound_holds_and_statistics_are_those_of_the_events(train, events, w
 
 
 def test_a_loss_falls_with_old_gradients(train):
-    run = train(3, 2, steps=60, learning_rate=5e-3)
+    run = train(3, 2, steps=48, batch_size=4, learning_rate=5e-3)
     losses = run.by_step(contract.KIND_VALIDATION, "loss")
-    assert losses[60] < 0.8 * losses[0]
-    assert 60 * 7 * 16 == sum(run.by_step(contract.KIND_STEP, "tokens").values())  # every token once
+    assert losses[48] < 0.85 * losses[0]
+    assert 48 * 4 * 16 == sum(run.by_step(contract.KIND_STEP, "tokens").values())  # every token once
 
 
 @pytest.mark.parametrize("damping", [0.0, 0.5])

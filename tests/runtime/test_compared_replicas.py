@@ -1,5 +1,6 @@
 """Every recipe whose ranks share tensors reports their digests; a flipped bit in any of these tensors is found, in its rank."""
 
+import os
 import random
 
 import pytest
@@ -7,6 +8,9 @@ import torch
 
 from tests.runtime.flips import KINDS, STEPS, Trainings, flipping
 from ttlaunch.runtime.checkpoint.checkpoints import held_tensors
+
+FLIPS = int(os.environ.get("FLIPS_PER_RECIPE", "1"))
+"""In each recipe; `FLIPS_PER_RECIPE=3` tries more."""
 
 
 @pytest.fixture(params=list(KINDS))
@@ -22,7 +26,7 @@ def test_replicas_that_train_together_agree_after_every_compared_step(trainings)
 def test_a_flipped_bit_of_a_shared_tensor_is_found_in_the_right_rank(trainings):
     holders = trainings.shared_tensors()
     draw = random.Random(5)  # noqa: S311 - the same flips in every run
-    for _ in range(3):
+    for _ in range(FLIPS):
         name = draw.choice(sorted(holders))
         rank = draw.choice(holders[name])
         with flipping(rank, name, draw):

@@ -115,7 +115,7 @@ def test_a_checkpoint_of_other_senders_is_one_to_go_on_from(tmp_path, before, af
 
 def test_int8_with_error_feedback_learns_as_whole_gradients_do(tmp_path):
     """C17: the loss is within 0.5 %."""
-    longer = {"steps": 24, "gradient_accumulation_steps": 1, "learning_rate": 5e-3}
+    longer = {"steps": 24, "batch_size": 6, "gradient_accumulation_steps": 1, "learning_rate": 5e-3}
     losses = {
         kind: train("data parallel", tmp_path / kind, compressed(kind, longer), data=None).by_step(
             contract.KIND_VALIDATION, "loss"

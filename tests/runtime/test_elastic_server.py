@@ -121,9 +121,9 @@ def test_a_worker_that_stands_still_holds_nobody_up(elastic, monkeypatch, is_ahe
 
 
 def test_a_worker_that_is_ahead_counts_its_first_micro_batch_as_older(elastic):
-    """12 micro-batches, the first of which is computed with the weights of before; alone, these are one update older."""
+    """6 micro-batches, the first of which is computed with the weights of before; alone, these are one update older."""
     found = elastic(1)
-    assert [0] + [pytest.approx(1 / 12)] * (STEPS - 1) == [record["staleness"] for record in updates(found)]
+    assert [0] + [pytest.approx(1 / 6)] * (STEPS - 1) == [record["staleness"] for record in updates(found)]
 
 
 def test_the_rate_is_divided_by_the_staleness(elastic, tmp_path):

@@ -48,7 +48,7 @@ def whole(tmp_path_factory):
 
 
 def test_servers_go_on_with_what_workers_owed_to_the_same_bits(whole, tmp_path):
-    """6 micro-batches of 12 are two nodes, so each worker has a codec for each of them and each server."""
+    """3 micro-batches of 6 are two nodes, so each worker has a codec for each of them and each server."""
     run, checkpoint, forgotten = whole
     owed = {name for name in names_in(checkpoint) if "residual" in name}
     expected = {f"{worker}of2.{node}.{server}of2" for worker in (0, 1) for node in (0, 1) for server in (0, 1)}

@@ -27,7 +27,7 @@ from .pipelines import check_equal, start_from
 )
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_every_schedule_and_number_of_replicas_equals_one_process(train, alone, blocks, schedule, chunks, replicas):
-    """Seven micro-batches: neither stages nor replicas divide them."""
+    """Five micro-batches: neither stages nor replicas divide them."""
     pipeline = {"blocks_per_rank": blocks, "schedule": schedule, "chunks_per_rank": chunks, "replicas": replicas}
     check_equal(alone(), train(pipeline, ranks=len(blocks) * replicas))
 
@@ -41,7 +41,7 @@ def test_as_many_replicas_as_micro_batches(train):
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_auto_measures_each_schedule_in_steps_that_count(train, alone, chunks):
     """With chunks, blocks and their optimizer state move between ranks in mid-training; the bits stay."""
-    steps = {"training_config": {"steps": 15, "validation_interval": 5}}
+    steps = {"training_config": {"steps": 6 + 4 * chunks, "batch_size": 3, "validation_interval": 7}}
     pipeline = {"blocks_per_rank": [2, 4, 2], "schedule": "auto", "chunks_per_rank": chunks}
     expected, found = alone(**steps), train(pipeline, ranks=3, **steps)
     assert expected.sha256 == found.sha256
@@ -56,7 +56,7 @@ def test_auto_measures_each_schedule_in_steps_that_count(train, alone, chunks):
 
 def test_all_ranks_of_all_replicas_choose_the_same_schedule(train):
     """Ranks that disagreed would wait for each other, or pair messages of different passes."""
-    steps = {"training_config": {"steps": 14, "validation_interval": 7}}
+    steps = {"training_config": {"steps": 13, "batch_size": 3, "validation_interval": 13}}
     pipeline = {"blocks_per_rank": [4, 4], "schedule": "auto", "chunks_per_rank": 2, "replicas": 2}
     assert train(**steps).sha256 == train(pipeline, ranks=4, **steps).sha256
 
@@ -107,7 +107,7 @@ def check_going_on(train, expected, first, *, at, **steps):
     ],
 )
 def test_one_replica_writes_and_any_layout_goes_on(train, alone, before, ranks):
-    steps = {"training_config": {"steps": 6, "validation_interval": 3}}
+    steps = {"training_config": {"steps": 5, "validation_interval": 3}}
     first = train(before, ranks=ranks, saves=True, checkpoint_config={"interval": 2}, **steps)
     assert alone(**steps).sha256 == first.sha256
     check_going_on(train, alone(**steps), first, at=(2, 4, 4), **steps)

@@ -20,7 +20,7 @@ STEPS, HALF = 6, 3
 def config(**training):
     small = {
         "steps": STEPS,
-        "batch_size": 6,
+        "batch_size": 3,
         "micro_batch_size": 1,
         "validation_sequences": 3,
         "validation_interval": 4,

@@ -35,7 +35,7 @@ def test_pipelines_equal_one_process(train, alone, kind, ranks, pipeline):
 def test_blocks_move_around_a_shared_matrix(train, precision):
     """With fp16 the first steps overflow, so the loss scale moves along, too."""
     sizes = {"tie_embeddings": True, "num_blocks": 4}
-    sections = {"transformer_config": sizes, "training_config": {"steps": 13, "precision": precision}}
+    sections = {"transformer_config": sizes, "training_config": {"steps": 13, "batch_size": 3, "precision": precision}}
     sections["loss_scale_config"] = {"initial_power": 24}
     pipeline = {"blocks_per_rank": [2, 2], "schedule": "auto", "chunks_per_rank": 2}
     alone, found = train(**sections), train(pipeline, ranks=2, **sections)
@@ -114,14 +114,14 @@ def test_stages_begin_with_the_same_matrix(make_cfg, make_context, tied):
 
 def test_a_checkpoint_names_the_matrix_once_and_any_layout_goes_on_from_it(train):
     """Written by a pipeline of two replicas, where four ranks hold it; read by one process and by another pipeline."""
-    steps = {"steps": 6, "validation_interval": 6}
+    steps = {"steps": 4, "validation_interval": 4}
     whole = train(**TIED | {"training_config": steps})
-    checkpoint = {"checkpoint_config": {"interval": 3}}
+    checkpoint = {"checkpoint_config": {"interval": 2}}
     pipeline = {"blocks_per_rank": [3, 5], "replicas": 2}
     sections = TIED | checkpoint | {"training_config": steps}
     first = train(pipeline, ranks=4, saves=True, **sections)
     assert whole.sha256 == first.sha256
-    start, names = start_from(first, step=3)
+    start, names = start_from(first, step=2)
     assert len(names) == len(set(names))
     assert 1 == names.count(EMBEDDING)
     assert HEAD not in names
