@@ -60,6 +60,12 @@ SETTINGS = {
     "3 owners of slots: 2 crashes": Setting(
         workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(crashes=2)
     ),
+    "3 owners of slots: a leave": Setting(
+        workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(leaves=1)
+    ),
+    "3 owners of slots: a broken connection": Setting(
+        workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(breaks=1)
+    ),
     "2 owners of slots: crash, join": Setting(
         maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(crashes=1, joins=1), follows=False
     ),

@@ -35,10 +35,8 @@ SETTINGS = {
     ),
     "a connection between two that live breaks": Setting(work=Work(steps=2, validates=True), budget=Budget(breaks=1)),
     "a connection breaks, and one crashes": Setting(budget=Budget(crashes=1, breaks=1)),
-    "a connection between owners breaks": Setting(
-        workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(breaks=1)
-    ),
-    "an owner leaves": Setting(workers=3, maximum=3, work=Work(micro_batches=3, slots=0), budget=Budget(leaves=1)),
+    "a connection between owners breaks": Setting(work=Work(slots=0), budget=Budget(breaks=1)),
+    "an owner leaves": Setting(work=Work(slots=0), budget=Budget(leaves=1)),
 }
 
 
