@@ -29,9 +29,9 @@ def every_cell(request):
     """The tests of all files that have a matrix: from this run where it collected them, else from a run that does."""
     files = {f"tests/{claim.partition('::')[0]}" for claim in KEPT}
     collected = request.config.stash[COLLECTED]
-    if files <= {name.partition("::")[0] for name in collected}:
-        return [name.removeprefix("tests/") for name in collected]
-    return collect("--every-cell", *sorted(name for name in files if (ROOT / name).is_file()))
+    missing = files - {name.partition("::")[0] for name in collected}
+    others = collect("--every-cell", *sorted(name for name in missing if (ROOT / name).is_file())) if missing else []
+    return [name.removeprefix("tests/") for name in collected] + others
 
 
 def test_what_is_kept_of_a_matrix_is_in_it_and_is_not_all_of_it(every_cell):
@@ -44,13 +44,14 @@ def test_what_is_kept_of_a_matrix_is_in_it_and_is_not_all_of_it(every_cell):
 
 
 def test_a_run_has_what_is_kept_of_a_matrix_and_all_of_other_tests(every_cell):
-    claim = "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation"
-    expected = [
-        line for line in every_cell if line.startswith("mpi/test_drift.py") and not line.endswith("[local_sgd]")
+    file = "running/membership/test_outside.py"
+    claim = f"{file}::test_eight_workers_have_the_ranks_of_their_numbers_in_whatever_order_they_come"
+    whole = [line for line in every_cell if line.startswith(file)]
+    found = collect(f"tests/{file}")
+    assert [f"{claim}[{cell}]" for cell in KEPT[claim]] == [line for line in found if line.startswith(claim)]
+    assert [line for line in whole if not line.startswith(claim)] == [
+        line for line in found if not line.startswith(claim)
     ]
-    found = collect("tests/mpi/test_drift.py")
-    assert [f"{claim}[diloco]"] == [line for line in found if line.startswith(claim)]
-    assert [line for line in expected if "that_lead" not in line] == [line for line in found if "that_lead" not in line]
 
 
 def test_the_longest_files_are_there():
@@ -58,5 +59,6 @@ def test_the_longest_files_are_there():
 
 
 def test_a_cell_that_is_named_runs():
-    name = "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation[local_sgd]"
+    name = "running/membership/test_outside.py::"
+    name += "test_eight_workers_have_the_ranks_of_their_numbers_in_whatever_order_they_come[77]"
     assert [name] == collect(f"tests/{name}")
