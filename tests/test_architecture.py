@@ -72,7 +72,8 @@ class Module:
     @cached_property
     def dotted(self):
         """All `a.b.c` in it, each with its line."""
-        return [(found, node.lineno) for node in self.nodes if (found := dotted(node))]
+        named = [node for node in self.nodes if isinstance(node, (ast.Attribute, ast.Name))]
+        return [(found, node.lineno) for node in named if (found := dotted(node))]
 
     def uses(self, names):
         return sorted({f"{found} in line {line}" for found, line in self.dotted if found in names})

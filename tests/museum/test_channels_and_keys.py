@@ -82,16 +82,20 @@ def test_a_key_that_nothing_reads_is_caught(read_by_us):
 
 @pytest.fixture(scope="module")
 def read_by_us():
-    return names_read((ROOT / "ttlaunch").rglob("*.py"))
+    recipes = [import_recipe_module(folder, "recipe").RECIPE for folder in RECIPES]
+    recipes.append(exhibit("bug_24_key_that_nothing_reads").RECIPE)
+    wanted = {last_part(key) for recipe in recipes for key, _ in keys_of(recipe.config())}
+    return names_read((ROOT / "ttlaunch").rglob("*.py"), wanted)
 
 
 def unread_keys(recipe, own_files, *, read_by_us):
     """Keys of a recipe's configuration whose name nobody asks for who could."""
-    names = {True: read_by_us, False: names_read(own_files)}
+    keys = list(keys_of(recipe.config()))
+    names = {True: read_by_us, False: names_read(own_files, {last_part(key) for key, _ in keys})}
     return [
         key
-        for key, is_shared in keys_of(recipe.config())
-        if key.rpartition(".")[2] not in names[is_shared]
+        for key, is_shared in keys
+        if last_part(key) not in names[is_shared]
         if not any(key.startswith(unread) for unread in recipe.unread)
     ]
 
@@ -105,13 +109,20 @@ def keys_of(section, prefix=""):
             yield f"{prefix}{name}", type(section).__module__.startswith("ttlaunch.")
 
 
-def names_read(files):
-    """Names of attributes, and keys in quotes."""
+def last_part(key):
+    return key.rpartition(".")[2]
+
+
+def names_read(files, wanted):
+    """Which of some names are attributes or keys in quotes; files with nothing that is still looked for are not parsed."""
     found = set()
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        if not any(name in text for name in wanted - found):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Attribute):
                 found.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value.rpartition(".")[2])
+                found.add(last_part(node.value))
     return found

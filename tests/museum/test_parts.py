@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -180,8 +181,10 @@ def test_code_that_unpickles_or_listens_to_everybody_is_caught():
 
 
 def dangers(path):
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found, text = set(), path.read_text()
+    if not re.search(r"pickle|marshal|shelve|0\.0\.0\.0", text):
+        return []  # without parsing it, which takes a hundred times as long
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & {"pickle", "marshal", "shelve"}
         elif isinstance(node, ast.ImportFrom):
