@@ -1,7 +1,5 @@
 """bf16 and activation checkpointing: what is computed how, and that every layout computes the same bits."""
 
-import subprocess
-import sys
 from itertools import chain
 
 import pytest
@@ -13,8 +11,8 @@ from ttlaunch.train import build_model, differentiate
 from .layouts import OTHERS, train
 
 SMALL = {
-    "training_config": {"steps": 4, "batch_size": 6, "micro_batch_size": 1, "validation_interval": 2}
-    | {"gradient_accumulation_steps": 2, "validation_sequences": 5, "learning_rate": 5e-3},
+    "training_config": {"steps": 4, "batch_size": 3, "micro_batch_size": 1, "validation_interval": 2}
+    | {"gradient_accumulation_steps": 2, "validation_sequences": 3, "learning_rate": 5e-3},
     "transformer_config": {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
     | {"dropout_prob": 0.1},
 }
@@ -116,21 +114,3 @@ def test_weights_gradients_and_the_residual_stream_are_float32(make_cfg, make_co
     differentiate(model, x_BT, x_BT, masks=model.masks(1, 0))
     assert [torch.float32, torch.float32, torch.float32, torch.bfloat16] == seen
     assert {torch.float32} == {tensor.dtype for p in model.parameters() for tensor in (p, p.grad)}
-
-
-def test_neither_imports_the_compiler():
-    """`torch.utils.checkpoint` does when it is first called: two seconds on every rank."""
-    program = (
-        "import sys, torch\n"
-        "from ttlaunch.recipe import TrainingConfig\n"
-        "from ttlaunch.runtime.model.model import computing\n"
-        "from ttlaunch.runtime.model.recompute import recomputed\n"
-        "layer = torch.nn.Linear(4, 4)\n"
-        "with computing(TrainingConfig(precision='bf16'), torch.device('cpu')):\n"
-        "    out = recomputed(layer, torch.ones(2, 4, requires_grad=True))\n"
-        "assert out.dtype == torch.bfloat16\n"
-        "out.float().sum().backward()\n"
-        "assert layer.weight.grad is not None\n"
-        "assert 'torch._dynamo' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -76,18 +76,6 @@ def test_torch_is_not_loaded_before_a_name_is_asked_for():
     assert "False\n" == answer.stdout
 
 
-def test_names_need_no_package_of_an_extra_but_train():
-    """The README's main command installs that one alone."""
-    code = """
-import sys
-sys.modules.update(dict.fromkeys(("crc32c", "grpc", "sklearn", "tokenizers"), None))
-import ttlaunch.train
-print(*[getattr(ttlaunch.train, name) for name in ttlaunch.train.__all__], sep="\\n")
-"""
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert "" == answer.stderr
-
-
 @pytest.mark.slow
 def test_a_type_checker_sees_every_name_with_its_type(tmp_path):
     names = sorted(ttlaunch.train.__all__)
