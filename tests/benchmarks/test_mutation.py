@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-COUNT = 60
+COUNT = 20
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def mutation(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_of_sixty_edits_of_each_description_none_slips_through_and_none_raises(mutation, tmp_path):
+def test_of_twenty_edits_of_each_description_none_slips_through_and_none_raises(mutation, tmp_path):
     reader = mutation.Reader(tmp_path.resolve())
     tallies = [mutation.run(subject, count=COUNT, seed=1, reader=reader) for subject in mutation.subjects()]
 

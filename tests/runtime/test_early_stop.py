@@ -14,7 +14,7 @@ from .layouts import LAYOUTS, OTHERS, train
 
 # The rate is far too high after a few steps, so the validation loss soon rises.
 SMALL = {
-    "training_config": {"steps": 40, "batch_size": 6, "micro_batch_size": 1, "validation_interval": 2, "seed": 2}
+    "training_config": {"steps": 40, "batch_size": 4, "micro_batch_size": 1, "validation_interval": 2, "seed": 2}
     | {"validation_sequences": 5, "learning_rate": 0.1, "early_stop_patience": 3, "early_stop_min_delta": 0.05},
     "transformer_config": {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16},
     "checkpoint_config": {"interval": 5},

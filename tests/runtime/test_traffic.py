@@ -69,7 +69,7 @@ def start_of_run(books):
 
 def small(micro_batches, steps, **sections):
     training = {"steps": steps, "batch_size": micro_batches, "micro_batch_size": 1}
-    validation = {"validation_interval": 2, "validation_sequences": 5}
+    validation = {"validation_interval": 2, "validation_sequences": 3}
     sizes = {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 8}
     return {"training_config": training | validation, "transformer_config": sizes} | sections
 

@@ -177,7 +177,7 @@ def test_no_command_shows_control_characters_of_a_run(here, hostile_run, mode):
         for words in named
         for name in ("evil", EVIL)
         for form in FORMATS
-        if not words.startswith("diff") or name == "evil"
+        if (name == "evil" and form == "full") or (name == EVIL) != words.startswith("diff")  # a diff names both
     ]
     commands += [["ps", "--all", "--format", form] for form in FORMATS]
     commands += [["runs", "clean", "--dry-run", "--format", form] for form in FORMATS]

@@ -23,4 +23,4 @@ def fuzz(monkeypatch):
 
 @pytest.mark.parametrize("target", ["gguf", "tokenizers", "templates"])
 def test_what_strangers_write_ends_in_an_answer_or_a_refusal(fuzz, target):
-    assert [] == fuzz.run(target, seed=7, first=0, count=30)
+    assert [] == fuzz.run(target, seed=7, first=0, count=8)

@@ -39,7 +39,7 @@ def test_files_below_a_folder_that_a_rule_names_again_are_copied(repository, lis
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(150, id="150 sets"), pytest.param(1500, id="1500 sets", marks=pytest.mark.slow)]
+    "count", [pytest.param(40, id="40 sets"), pytest.param(1500, id="1500 sets", marks=pytest.mark.slow)]
 )
 def test_git_and_ttlaunch_copy_the_same_files_for_random_rules_and_trees(tmp_path, asked, listed, count):
     probe = tmp_path / "probe"

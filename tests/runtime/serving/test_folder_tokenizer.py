@@ -34,9 +34,9 @@ def joined(made, ids):
 
 
 def test_the_default_corpus_comes_back_and_pieces_are_tokens_of_the_whole(tmp_path):
-    """The limited child encodes the text in pieces; the library itself encodes it at once."""
+    """The limited child encodes the text, the first part of that corpus, in pieces; the library itself encodes it at once."""
     file, sha256 = of_gguf(tmp_path)
-    text = read_corpus(None).characters
+    text = read_corpus(None).characters[:600_000]
     ids = [token for piece in encode_text(text, file) for token in piece]
     assert tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids == ids
     assert text == joined(read_tokenizer(str(file), sha256=sha256, vocabulary=TOKENS, ends=()), ids)
