@@ -21,13 +21,14 @@ import pytest
 from _pytest.mark.expression import Expression
 from typer.testing import CliRunner
 
+from tests.examples import examples
 from tests.matrices import COLLECTED, begin_with_the_longest, cells_to_leave_out
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 pytest_plugins = ["tests.chromium", "tests.cluster.loopback"]
 hypothesis.settings.register_profile(
-    "shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "shared", deadline=None, max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )  # a machine that others use too says nothing about how fast a property is
 hypothesis.settings.load_profile("shared")
 MUST_RUN = "ALL_TESTS_MUST_RUN"

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import is_gone
 from ttlaunch.errors import HostError
@@ -423,7 +424,7 @@ def test_the_agent_is_no_part_of_the_session_that_started_it(hosted):
 
 
 @given(st.binary(min_size=1, max_size=300) | st.builds(contract.pack_frame, st.dictionaries(st.text(), WORDS)))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_comes_over_its_socket_the_agent_goes_on(agent_once, data):
     run = agent_once
     with socket.socket(socket.AF_UNIX) as stranger:

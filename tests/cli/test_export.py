@@ -8,6 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.planning.crds import BY_KIND
 from ttlaunch.planning.kubernetes import PodRun, default_name, name_problem, plan_jobset, plan_mpijob, render_yaml
 
@@ -178,13 +179,13 @@ def test_a_job_is_named_after_what_it_runs(target, name):
     assert name == default_name(target)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.text(max_size=60))
 def test_every_target_gives_a_name_that_pods_can_have(target):
     assert None is name_problem(default_name(target))
 
 
-@settings(max_examples=25)  # each writes and reads two files of YAML
+@settings(max_examples=examples(25))  # each writes and reads two files of YAML
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12), max_size=4))
 def test_every_word_of_a_command_is_the_same_text_after_yaml(words):
     run = PodRun("lab", "image", 1, 1, words, {}, {"A": "".join(words)}, ())

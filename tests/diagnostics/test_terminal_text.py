@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.terminal_text import clean, clean_output
 
@@ -78,7 +79,7 @@ def test_colours_are_dropped_where_none_are_wanted():
     assert b"red x" == clean_output(b"\x1b[1;31mred\x1b[0m x", colour=False)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(OUTPUT)
 def test_whatever_a_rank_prints_only_colours_are_sequences(parts):
     found = clean_output("".join(parts).encode(), colour=True).decode()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.draw.grid import place_boxes
 from ttlaunch.draw.scene import Box, Occupant, Scene, Wire
 from ttlaunch.draw.svg import render_svg
@@ -68,7 +69,7 @@ def is_flat(side):
 
 
 @given(scenes())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_nothing_lies_on_top_of_anything_else(drawn):
     root = ET.fromstring(render_svg(drawn))
     boxes, lines, labels = rectangles(root, "box"), sides(root), rectangles(root, "page")
@@ -86,7 +87,7 @@ def test_nothing_lies_on_top_of_anything_else(drawn):
 
 
 @given(scenes())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_everything_lies_on_the_page(drawn):
     root = ET.fromstring(render_svg(drawn))
     width, height = float(root.get("width")), float(root.get("height"))

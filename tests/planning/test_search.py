@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.planning.arrangement import Assignment
 from ttlaunch.planning.search import solve
 
@@ -58,7 +59,7 @@ def test_few_places_get_the_best_of_all_orders(question):
 
 
 @given(questions(least=9, most=12))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_many_places_keep_blocks_whole_and_are_not_worse_than_today(question):
     places = solve(question, lookups=20_000)
     order = blocks_of(question, places)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.facts import Clock, HostFacts, facts_as_json, parse_facts
@@ -67,7 +68,7 @@ def test_what_scripts_answer_today_is_read(cls, answer):
     assert cls is type(parse(cls, answer))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(ANSWERS), st.data())
 def test_an_answer_with_anything_in_a_place_is_typed_or_refused(pair, data):
     cls, answer = pair
@@ -80,7 +81,7 @@ def test_an_answer_with_anything_in_a_place_is_typed_or_refused(pair, data):
         assert len(parse_kind(found.base).platforms()) < 20_000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(sorted(FACTS)), ANYTHING)
 def test_facts_with_anything_in_a_place_are_facts_or_name_it(name, value):
     found = parse(HostFacts, {**FACTS, name: value})

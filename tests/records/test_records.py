@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import ttlaunch
+from tests.examples import examples
 from ttlaunch import contract
 from ttlaunch.records import agents, endings, parser, ranks, telemetry
 from ttlaunch.records.parser import BadRecord
@@ -117,7 +118,7 @@ def test_what_is_written_today_is_read(read, content):
     assert not isinstance(read(json.dumps(content).encode()), BadRecord)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(READERS), st.data())
 def test_a_record_with_anything_in_a_place_is_typed_or_told(reader, data):
     read, content = reader
@@ -138,7 +139,7 @@ def test_a_message_of_an_agent_of_no_kind_is_told_in_few_printable_words(kind):
     check_typed_or_told(agents.parse_agent_frame({"kind": kind}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(READERS[: -len(FRAMES)]), st.data())
 def test_torn_and_broken_bytes_are_typed_or_told(reader, data):
     read, content = reader

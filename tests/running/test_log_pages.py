@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dashboard.made_run import MadeRun
+from tests.examples import examples
 from ttlaunch import contract
 from ttlaunch.running.logs import pages
 from ttlaunch.running.logs.merged import Line, MergedLog
@@ -48,7 +49,7 @@ def all_forwards(folder, wanted, most):
     ),
     most=st.integers(1, 9),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_pages_of_any_size_in_both_directions_are_the_whole_output_once(tmp_path_factory, printed, most):
     run = MadeRun(tmp_path_factory.mktemp("runs") / "run")
     for rank, text, times in printed:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch import contract
 from ttlaunch.agent.rank_output import RankOutput
 from ttlaunch.planning.launch_plan import RankRow
@@ -180,7 +181,7 @@ def test_a_torn_line_of_the_merged_log_is_not_read_before_it_is_whole(ranks):
     assert [b"a"] == [line.text for line in log.poll()]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2), HOSTILE, st.booleans()), max_size=40))
 def test_no_byte_is_lost_and_no_line_torn(tmp_path_factory, prints):
     ranks = Ranks(tmp_path_factory.mktemp("run"))

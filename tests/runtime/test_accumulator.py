@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.runtime.parallel.zero import accumulator as accumulators
 from ttlaunch.runtime.parallel.zero.accumulator import GradientAccumulator, Receipt
 
@@ -33,7 +34,7 @@ KEYS = [(step, parameter, sender) for step in STEPS for parameter in PARAMETERS 
 NOISE = [*KEYS, (1, "weight", "stranger"), (1, "no", "a")]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.permutations(KEYS), st.lists(st.tuples(st.integers(0, 20), st.sampled_from(NOISE)), max_size=12))
 def test_any_interleaving_with_repetitions_and_strangers_gives_the_same_sums(order, noise):
     """C1, C3: each (step, parameter, sender) counts once; a sum is ready exactly when the last of its senders has sent."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from tests.examples import examples
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
@@ -207,7 +208,7 @@ def train(workers, local, micro_batches, megabytes, *, tiers, watches):
     return [found[rank] for rank in ranks], found["losses"], outcome
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.data(),
     st.integers(1, 6),
@@ -333,7 +334,7 @@ def test_an_update_by_buckets_has_the_bits_of_a_whole_one(make_cfg, make_context
             assert torch.equal(ours, theirs), name
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.data(),
     st.integers(1, 6),
@@ -413,7 +414,7 @@ def differentiate(model, step, indices, exchange, *, enter="accumulate"):
         getattr(exchange, enter)(index, tokens=index + 1, loss=loss.item())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.data(), st.integers(2, 5), st.sampled_from([1e-6, ONE_LAYER, 1.0]))
 def test_an_interrupted_step_goes_on_among_other_ranks_with_the_bits_of_one_process(data, ranks, megabytes):
     """Each rank stops somewhere in its pass or in the exchange, one dies; what is lost is computed by any of the others."""

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.runtime.comm.collectives import (
     all_gather,
     all_reduce,
@@ -56,7 +57,7 @@ def alone(gradients):
     return out_N, *tree.mean(out_N, micro_batches=len(gradients))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data(), st.integers(1, 7), st.integers(1, 70), st.integers(0, 10**6))
 def test_every_form_gives_every_rank_the_bits_of_one_process(data, ranks, size, seed):
     """The spine: any number of ranks, ragged blocks and shards, fewer values than ranks."""
@@ -82,7 +83,7 @@ def test_every_form_gives_every_rank_the_bits_of_one_process(data, ranks, size, 
     assert all(expected == list(found[rank][1:]) for rank in range(ranks))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(1, 9), st.integers(1, 50))
 def test_a_sum_over_ranks_is_the_tree_over_their_places(ranks, size):
     vectors = [leaf(size, place) for place in range(ranks)]
@@ -116,7 +117,7 @@ def test_gradients_of_half_precision_are_summed_in_float32(dtype):
     assert (expected - exact).abs().max() < 1e-2 * (naive.double() / 66 - exact).abs().max()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.data(), st.integers(1, 7))
 def test_an_all_reduce_costs_what_it_says(data, ranks):
     size, micro_batches = ranks * data.draw(st.integers(1, 9)), data.draw(st.integers(ranks, 20))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.examples import examples
 from ttlaunch.runtime.training import norms as norms_module
 from ttlaunch.runtime.training.norms import LEAF_VALUES, Part, SquaredNorms, join_sums
 
@@ -35,7 +36,7 @@ def whole(flat_N, places):
     return join_sums(zip(norms.nodes, norms.sums(flat_N), strict=True))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(SIZES, st.data())
 def test_parts_of_parameters_add_up_to_the_bits_of_whole_ones(sizes, data):
     """D24: the clipping norm must not know who owns what."""

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
 from ttlaunch.runtime.comm.tree_exchange import add_up
 
@@ -41,7 +42,7 @@ def mean_of(gradients, blocks, *, opens_last=False):
     return add_up(sums).div_(tokens), loss / tokens, tokens
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data(), st.integers(1, 40), st.integers(0, 10**6))
 def test_any_cut_into_blocks_gives_the_bits_of_one_process(data, micro_batches, seed):
     """A5, A9."""
@@ -168,7 +169,7 @@ def test_only_siblings_come_together(index, leaves):
         tree.add(index, torch.ones(2), tokens=1, loss=0.0, leaves=leaves)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.data(), st.integers(1, 24))
 def test_what_an_interrupted_step_leaves_completes_to_the_bits_of_one_process(data, micro_batches):
     """The step stops at any leaf of a block, in the middle of its backward pass or behind it; the others are computed anew."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.diagnostics import Source, has_errors, render
 from ttlaunch.spec.topology.allocation import SYSTEMS, read_allocation
 from ttlaunch.spec.topology.hosts import parse_hosts
@@ -100,7 +101,7 @@ def _scontrol(skip_or_fail):
 
 
 @pytest.mark.usefixtures("_scontrol")
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=allocations())
 def test_scontrol_expands_every_list_of_nodes_alike(drawn, tmp_path):
     variables, _ = drawn

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.diagnostics import Source, has_errors, render, render_json
 from ttlaunch.spec.topology.load import is_textproto, load_topology
 from ttlaunch.spec.topology.mgd_textproto import parse_mesh_graph_textproto
@@ -59,7 +60,7 @@ def mangled(draw, text):
     return text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(mangled(HOSTS), mangled(DESCRIPTOR), mangled(BINDINGS), mangled("user: joe\nport: 22\n"))
 def test_mangled_files_give_diagnostics_and_no_traceback(hosts, descriptor, bindings, cluster):
     with TemporaryDirectory() as name:
@@ -73,7 +74,7 @@ def test_mangled_files_give_diagnostics_and_no_traceback(hosts, descriptor, bind
         render_json(loaded.diagnostics)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(mangled(TEXTPROTO))
 def test_a_mangled_descriptor_of_version_2_gives_diagnostics_and_no_traceback(text):
     read, found = parse_mesh_graph_textproto(Source("mgd.textproto", text))

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttlaunch.diagnostics import Source, render
 from ttlaunch.spec.topology.convert import convert, read_any
 
@@ -236,7 +237,7 @@ def written(meshes, links, by_device):
     return "\n".join([*parts, "}", 'top_level_instance { graph { graph_descriptor: "G0" } }'])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(descriptors())
 def test_there_and_back_again_is_the_same_mesh_graph(described):
     original = read_any(Source("mgd", written(*described)))[0]
@@ -247,7 +248,7 @@ def test_there_and_back_again_is_the_same_mesh_graph(described):
     assert convert(Source("mgd", back.text), to="yaml").text == there.text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(NAMES)
 def test_any_name_of_a_board_survives(name):
     text = YAML.replace("Galaxy", '"' + "".join(f"\\U{ord(character):08x}" for character in name) + '"')
