@@ -33,7 +33,11 @@ KINDS = {
 
 
 class Trainings:
-    """Trains one of `KINDS` again and again, and returns what the launcher sees of the ranks' digests."""
+    """Trains one of `KINDS` again and again, and returns what the launcher sees of the ranks' digests.
+
+    Attributes:
+        last: What it saw of the last training.
+    """
 
     def __init__(self, kind, folder, *, data=None, **training):
         self.roles, sections = KINDS[kind]
@@ -46,7 +50,8 @@ class Trainings:
         train_recipe(self._recipe, self.roles, run_dir, self._config, data=self._data)
         watch = watch_records(run_dir, len(self.roles))
         watch.replicas.settle({})
-        return watch.replicas
+        self.last = watch.replicas
+        return self.last
 
     def shared_tensors(self, step=2):
         """The ranks that hold each tensor that several ranks hold."""
