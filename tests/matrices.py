@@ -743,21 +743,37 @@ KEPT = {
 
 LONGEST = (
     "running/test_elastic_runs.py",
+    "cluster/test_bare_to_run.py",
     "engines/test_conformance.py",
+    "cluster/test_slurm_runs.py",
     "mpi/test_resume.py",
+    "cluster/test_submit.py",
     "mpi/test_frameworks.py",
+    "cluster/test_run.py",
     "mpi/test_exported_model.py",
+    "cluster/test_run_faults.py",
     "agent/test_warm_start.py",
+    "cluster/test_listening.py",
     "running/test_culprits.py",
+    "cluster/test_doctor.py",
     "running/test_elastic_runs_with_old_gradients.py",
+    "cluster/test_prepare.py",
     "mpi/test_recipes.py",
+    "cluster/test_hang_over_hosts.py",
     "mpi/test_fully_sharded.py",
+    "cluster/test_elastic_over_hosts.py",
     "mpi/test_served_run.py",
+    "cluster/test_forked_ranks_over_hosts.py",
     "mpi/test_repro.py",
+    "cluster/test_serve_over_hosts.py",
     "running/test_forked_ranks.py",
+    "cluster/test_run_restarts.py",
     "running/test_forked_recipes.py",
+    "cluster/test_grpc_over_hosts.py",
     "mpi/test_serve.py",
+    "cluster/test_sync.py",
     "running/test_torch_scripts.py",
+    "cluster/test_hydra_over_hosts.py",
     "running/test_shadowed_servers.py",
     "mpi/test_flipped_bits.py",
     "running/test_faults.py",
@@ -771,25 +787,10 @@ LONGEST = (
     "app/test_tutorial.py",
     "cli/test_json_schemas.py",
     "app/test_library.py",
-    # Those over hosts, which run by themselves.
-    "cluster/test_bare_to_run.py",
-    "cluster/test_slurm_runs.py",
-    "cluster/test_submit.py",
-    "cluster/test_run.py",
-    "cluster/test_run_faults.py",
-    "cluster/test_listening.py",
-    "cluster/test_doctor.py",
-    "cluster/test_prepare.py",
-    "cluster/test_hang_over_hosts.py",
-    "cluster/test_elastic_over_hosts.py",
-    "cluster/test_forked_ranks_over_hosts.py",
-    "cluster/test_serve_over_hosts.py",
-    "cluster/test_run_restarts.py",
-    "cluster/test_grpc_over_hosts.py",
-    "cluster/test_sync.py",
-    "cluster/test_hydra_over_hosts.py",
 )
-"""Files whose tests take more than half a minute together, the longest first: one that is left to the end keeps other processes idle."""
+"""Files whose tests take more than half a minute together, the longest first: one that is left to the end keeps other processes idle.
+
+Those over hosts, which wait for much of their time, stand between those with ranks of this machine, which compute."""
 
 
 def begin_with_the_longest(items):
