@@ -23,7 +23,7 @@ def recorded(run, *, micro_batches):
 
 @pytest.mark.parametrize(("workers", "bound", "damping"), [(2, 1, 1.0), (3, 2, 0.5), (3, 4, 0.0)])
 def test_bounded_staleness_is_repeated_in_one_process_with_the_same_bits(tmp_path, workers, bound, damping):
-    settings = config(bound, steps=9, damping=damping, validation_interval=4)
+    settings = config(bound, steps=9, batch_size=7, damping=damping, validation_interval=4)
     ring = train_recipe("classic_dp", ["worker"] * workers, tmp_path / "ring", settings, data=None)
     updates = recorded(ring, micro_batches=7)
     assert 9 == len(updates)
@@ -39,7 +39,7 @@ def test_bounded_staleness_is_repeated_in_one_process_with_the_same_bits(tmp_pat
 
 
 def test_half_precision_is_repeated_with_its_scale_of_the_loss(tmp_path):
-    settings = config(2, steps=6, precision="fp16")
+    settings = config(2, steps=6, batch_size=7, precision="fp16")
     ring = train_recipe("classic_dp", ["worker"] * 2, tmp_path / "ring", settings, data=None)
     updates = recorded(ring, micro_batches=7)
     again = train_recipe("classic_dp", ["trainer"], tmp_path / "one", settings, data=None, updates=updates)
