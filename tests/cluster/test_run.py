@@ -345,12 +345,16 @@ def test_checkpoints_come_home_and_training_goes_on_from_them_on_hosts(make_clus
     assert digest(again) == digest(whole)
 
 
-def test_ranks_use_the_interpreter_that_the_cluster_names(make_cluster, run_sum, lab):
+def test_ranks_use_the_interpreter_that_the_cluster_names(make_cluster, ttlaunch_on, lab, tmp_path):
+    """It has an environment of its own: that of the launching machine is there, too, and ranks would find it."""
     cluster = make_cluster(hosts=2)
     for host in cluster.hosts:
-        cluster.run(host, ["ln", "-s", sys.prefix, "/opt/python"], check=True)
+        cluster.run(host, [sys._base_executable, "-m", "venv", "--without-pip", "/opt/python"], check=True)
     lab(cluster.hostfile(), python="/opt/python/bin/python")
-    assert [row["host"] for row in run_sum(cluster)["ranks"]] == cluster.hosts
+    (tmp_path / "who.py").write_text("import sys; print('I am', sys.prefix)\n")
+    answer = ttlaunch_on(cluster)("run who.py --on lab --ranks 2", timeout_s=60)
+    assert answer.status == 0, answer.stderr
+    assert "×2 ranks 0-1 | I am /opt/python\n" in answer.stdout
 
 
 def test_hosts_that_share_the_folder_of_a_run_send_each_their_own_ranks_files(make_cluster, ttlaunch_on, lab, tmp_path):
