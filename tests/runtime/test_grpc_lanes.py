@@ -13,6 +13,7 @@ import pytest
 from ttlaunch.runtime.comm.grpc import doors, lanes, wires
 from ttlaunch.runtime.comm.grpc.channel_state import Channel
 from ttlaunch.runtime.comm.grpc.channels import Fence, Outgoing
+from ttlaunch.runtime.comm.grpc.directory import Peer
 from ttlaunch.runtime.comm.grpc.doors import LANE, Door, door_of, open_lane
 from ttlaunch.runtime.comm.grpc.frames import MOST_BYTES, BadFrameError
 from ttlaunch.runtime.comm.grpc.lanes import Lane
@@ -160,6 +161,38 @@ def test_a_connection_that_comes_as_its_call_is_cancelled_is_closed(tmp_path):
         assert arriving.result().connection.fileno() < 0
         friend.close()
         door.close()
+
+    within(cancel())
+
+
+def test_a_call_that_is_cancelled_in_the_moment_in_which_its_lane_comes_leaves_no_lane(tmp_path):
+    async def cancel():
+        told = asyncio.Event()
+
+        class Context:
+            def peer(self):
+                return "unix:"
+
+            async def send_initial_metadata(self, _words):
+                told.set()
+
+        links = Links.__new__(Links)
+        links.changed, links._door = threading.Condition(), Door(tmp_path / "rank-3.lane")
+        channel = Channel(Fence(lambda _: Outgoing(), epoch=0, incarnation=0))
+        receiving = asyncio.create_task(links._receive(Peer(3, 0), channel, Context()))
+        await told.wait()
+        [guest] = links._door._expected.values()
+        ours, friend = socket.socketpair()
+        friend.settimeout(0)
+        guest.arriving.set_result(PlainWire(ours))
+        receiving.cancel()
+        try:
+            assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(friend, 1), 2) == b""
+            assert receiving.cancelled()
+        finally:
+            receiving.cancel()
+            friend.close()
+            links._door.close()
 
     within(cancel())
 

@@ -405,7 +405,10 @@ class Links:
             if not is_here:
                 told.append((LANE_PORT, str(self._door.port)))
             await context.send_initial_metadata(tuple(told))
-            wire = await asyncio.wait_for(arriving, _ARRIVE_S)
+            async with asyncio.timeout(
+                _ARRIVE_S
+            ):  # `wait_for` of Python 3.11 forgets a cancellation that comes with the result
+                wire = await arriving
         error = await self._use_lane(peer, channel, wire)
         if isinstance(error, OSError):
             raise error
