@@ -23,12 +23,15 @@ FLAKY = """\
 
 
 def run_pytest(folder, words, variables):
-    """Run an inner pytest. If it does not end, its threads' stacks are in what it printed, and the test fails with them."""
+    """Run an inner pytest. If it does not end, its threads' stacks are in what it printed, and the test fails with them.
+
+    It has temporary folders of its own: in the usual place it would remove those of earlier sessions, which may take minutes.
+    """
     command = [sys.executable, "-X", "faulthandler", *words]
     with subprocess.Popen(
         command,
         cwd=folder,
-        env=variables,
+        env={**variables, "PYTEST_DEBUG_TEMPROOT": str(folder)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
