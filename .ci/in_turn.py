@@ -5,6 +5,7 @@ As a pytest plugin (`-p in_turn`, this folder on PYTHONPATH) with two variables:
     IN_TURN_UNTIL   seconds since the epoch, after which no test begins
     IN_TURN_COMMIT  how many commits there are: files that are no longest ones begin at another place for each
 
+A test that is left counts as skipped, for want of time and of nothing else; `tests/conftest.py` fails one that lacks a program.
 The longest files come first, as in any run of the tests: begun last, each of them would keep one process busy alone.
 """
 

@@ -8,7 +8,7 @@ from tests.cluster.prepared import PREPARE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
 
-IMPORTS = "import torch, mpi4py.MPI, numpy, pydantic, yaml, sys; print(sys.prefix)"
+IMPORTS = "import torch, mpi4py.MPI, numpy, pydantic, yaml, os, sys; print(sys.prefix == os.path.expanduser('~/.ttlaunch/env'))"
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +21,9 @@ def lab(prepared_cluster, tmp_path_factory):
 
 def test_bare_hosts_are_ready_for_real_ranks(prepared_cluster, ttlaunch_on, wheels_for_ranks, lab):
     for host in prepared_cluster.hosts:
-        imported = prepared_cluster.run(host, ["/root/.ttlaunch/env/bin/python", "-c", IMPORTS])
-        assert imported.stdout == "/root/.ttlaunch/env\n", imported.stderr
-        said = prepared_cluster.run(host, ["/root/.ttlaunch/env/bin/mpirun", "--version"]).stdout
+        imported = prepared_cluster.run(host, ["sh", "-c", f'~/.ttlaunch/env/bin/python -c "{IMPORTS}"'])
+        assert imported.stdout == "True\n", imported.stderr
+        said = prepared_cluster.run(host, ["sh", "-c", "~/.ttlaunch/env/bin/mpirun --version"]).stdout
         assert said.startswith("mpirun (Open MPI) 5.")
     run = ttlaunch_on(prepared_cluster, cwd=lab)
     answer = run(f"{PREPARE} --check --format json", environment=wheels_for_ranks, timeout_s=200)

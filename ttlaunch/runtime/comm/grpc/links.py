@@ -405,9 +405,8 @@ class Links:
             if not is_here:
                 told.append((LANE_PORT, str(self._door.port)))
             await context.send_initial_metadata(tuple(told))
-            async with asyncio.timeout(
-                _ARRIVE_S
-            ):  # `wait_for` of Python 3.11 forgets a cancellation that comes with the result
+            # Not `wait_for`: that of Python 3.11 forgets a cancellation that comes with the result.
+            async with asyncio.timeout(_ARRIVE_S):
                 wire = await arriving
         error = await self._use_lane(peer, channel, wire)
         if isinstance(error, OSError):

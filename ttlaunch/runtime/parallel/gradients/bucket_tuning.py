@@ -13,8 +13,8 @@ _MOST_CANDIDATES = 4
 _LEAST_BUCKETS = 3
 """The fewest buckets that a candidate size must give: fewer overlap no more than a single message."""
 _MOST_IN_ONE = _LEAST_BUCKETS * _CANDIDATE_BYTES[-1]
-"""The largest vector that is tried as one bucket: the rank that adds up holds two buckets of each worker, and a message of more hides no
-more of its cost."""
+"""The largest vector that is tried as one bucket: the rank that adds up holds buckets of each worker, and a larger message hides no more of
+its cost."""
 _ROUNDS = 4
 _CLEAR_GAIN = 0.98
 """A candidate must take less than this fraction of the time with the first one; a smaller gain is noise."""
