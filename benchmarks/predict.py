@@ -5,19 +5,19 @@
     PYTHONPATH=. python benchmarks/predict.py --minutes 0                     only the figures of those that are kept
     PYTHONPATH=. python benchmarks/predict.py --minutes 0 --plot docs/explanation/predicted.svg
 
-A trial takes one of four recipes, 1 or 2 ranks, and one of ten models. It makes a run, calibrates, and makes a second run. The measured
-time is the mean of the two runs' medians. A trial of time counts if the two are within 4 % of each other: else the machine was
-too restless to say what was true. The first run measures its tensors, the second one its processes, which torch's profiler would make larger.
+A trial of time takes one of four recipes, 1 or 2 ranks, and one of ten models. A run and the calibration of its plan go on at the same time, and their
+ranks compute in turns of 0.15 s (`turns.py`), so that both get the same machine. What is measured are the run's steps of every second turn, and
+those of the others; a trial counts if the medians of the two are within 4 % of each other: else the machine was too restless to say what was true.
 
-A trial of memory takes the same models, and makes only two runs of three steps: one measures its tensors, and one its processes.
+A trial of memory takes the same models, and makes two runs of three steps: one measures its tensors, and one its processes, which torch's profiler would
+make larger.
 
 A trial of `--fits` takes a random model, and a limit within `NEAR` of what the prediction needs, and runs each rank in a control group with this limit: the
 run fits if the kernel kills no rank. Half of the trials have models that are done in seconds and need 0.2 to 0.8 GB, of which the reserve of `--fits` is a large part;
 the others (`--only large`) need 1 to 6 GB, and take a minute each. Where no such group can be made, the memory of ranks that is no file is sampled 50 times a second.
 
-A trial of a schedule calibrates each schedule of a random pipeline with two stages, and runs each `ROUNDS` times in turns. The smallest of its medians
-counts, because noise only adds. A prediction is right if the schedule whose predicted step is the shortest is the quickest, or nearly. A trial counts
-if, of each schedule, the two smallest medians are within 4 % of each other.
+A trial of a schedule takes a random pipeline with two stages. All schedules are calibrated in turns, and then run in turns. A prediction is right if the
+schedule whose predicted step is the shortest is the quickest, or nearly. A trial counts as one of time does, by each of its runs.
 
 All trials are in one file, a line each; the next call goes on where it ends.
 """
@@ -34,6 +34,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -42,13 +43,11 @@ import psutil
 
 import ttlaunch
 from benchmarks.memory_groups import Groups
-from ttlaunch.app.calibrate import predict_time
+from benchmarks.turns import Calibration, EndlessRun, take_turns
 from ttlaunch.app.fits import needed_bytes, unreclaimable_bytes
 from ttlaunch.app.predict import NotPredicted, peaks_of, predict
-from ttlaunch.diagnostics import LaunchError
-from ttlaunch.running.metrics.prediction import judge, judge_time
+from ttlaunch.running.metrics.prediction import judge
 from ttlaunch.running.metrics.telemetry import memory_of_ranks
-from ttlaunch.running.metrics.times import step_times
 from ttlaunch.running.readers.recorded import read_run
 
 RECIPES = ("data_parallel", "zero", "hierarchical_parallel", "pipeline_parallel")
@@ -64,12 +63,12 @@ MODELS = (
     {"embedding_dim": 160, "max_sequence_length": 96},
     {"embedding_dim": 256, "max_sequence_length": 64, "num_heads": 8},
 )
-STEPS = 40
+ENDLESS, FEWEST, REHEARSED_S = 100_000, 8, 8.0
 HALVES, COUNTED = 0.04, 0.7
 TIME_MEAN, TIME_WORST, PEAK_MEAN, PEAK_WORST, PROCESS_WORST = 0.05, 0.10, 0.01, 0.03, 0.05
 FITS, NEAR, WRONGLY_REFUSED = 30, 0.07, 0.1
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
-PIPELINES, ROUNDS, NEARLY, RIGHT = 10, 3, 0.03, 0.9
+PIPELINES, STEPS, NEARLY, RIGHT = 10, 40, 0.03, 0.9
 _TICK_S = 0.02
 
 
@@ -148,34 +147,29 @@ def settings(recipe: str, model: dict[str, int], *, steps: int) -> dict[str, Any
 
 
 def time_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
-    """Run, calibrate, run; return what was predicted and what was measured."""
-    values = settings(recipe, MODELS[model], steps=STEPS)
-    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
-        options = {"ranks": ranks, "set": values, "runs_dir": folder}
-        plan = ttlaunch.plan(recipe, ranks=ranks, set=values)
-        first = read_run(ttlaunch.run(recipe, profile_steps="1", **options).folder)
-        try:
-            said = predict_time(plan, anew=True)
-        except LaunchError as error:
-            return {"kind": "time", "refused": error.diagnostics[0].message}
-        second = read_run(ttlaunch.run(recipe, **options).folder)
-        held = predict(plan)
-    if isinstance(said, NotPredicted) or isinstance(held, NotPredicted):
-        return {"kind": "time", "refused": "not predicted"}
-    times = [judge_time(said, run.telemetry or ()) for run in (first, second)]
-    peaks = peaks_of(second)
-    tensors = judge(None, held, memory_of_ranks(first.telemetry or ())).memory
-    processes = judge(None, held, [], processes=peaks).memory
+    """Run and calibrate in turns; return what was predicted and what was measured."""
+    values = settings(recipe, MODELS[model], steps=ENDLESS)
+    with (
+        EndlessRun(recipe, ranks=ranks, values=values) as run,
+        Calibration(recipe, ranks=ranks, values=values, seconds=2 * REHEARSED_S) as kept,
+    ):
+        take_turns([run.command, kept.command], lambda: kept.has_ended() or run.has_ended(), step_s=run.step_s)
+        said = kept.found()
+        found = run.measured()
+    if isinstance(said, str) or not found:
+        return {"kind": "time", "refused": said if isinstance(said, str) else "no rank has made a step"}
+    slowest = max(found, key=lambda one: one.median)
+    if min(map(len, slowest.steps)) < FEWEST:
+        return {"kind": "time", "refused": "the run has made too few steps"}
+    terms = next(one.phases for one in said.ranks if one.rank == slowest.rank)
     return {
         "kind": "time",
         "predicted_s": said.step.median,
         "interval_s": [said.step.low, said.step.high],
-        "measured_s": [one.measured for one in times if one is not None],
-        "missed": [one.missed for one in times if one is not None],
-        "busy": said.kept.busy,
-        "tensors": [(one.predicted, one.measured) for one in tensors],
-        "processes": [(one.predicted, one.measured) for one in processes],
-        "held": [(sum(one.held.values()), sum(one.formula.values())) for one in held.ranks if one.held],
+        "measured_s": [*map(statistics.median, slowest.steps)],
+        "steps": [*map(len, slowest.steps)],
+        "phases_s": {name: [one.median, slowest.phases.get(name)] for name, one in terms.items()},
+        "parts_s": [[one.computing_s, one.exposed.median, one.waiting.median] for one in said.ranks],
     }
 
 
@@ -241,7 +235,7 @@ def schedule_trial(number: int) -> dict[str, Any]:
     chance = random.Random(f"schedule {number}")
     micro = chance.choice((1, 2, 4))
     shared = {
-        **settings("data_parallel", {}, steps=STEPS),
+        **settings("data_parallel", {}, steps=ENDLESS),
         "transformer_config.num_blocks": 4,
         "transformer_config.embedding_dim": 64 * chance.randint(1, 4),
         "transformer_config.max_sequence_length": chance.choice((32, 64, 128)),
@@ -253,26 +247,38 @@ def schedule_trial(number: int) -> dict[str, Any]:
         name: shared | {f"{part}.blocks_per_rank": [2, 2], f"{part}.schedule": name, f"{part}.chunks_per_rank": chunks}
         for name, chunks in SCHEDULES.items()
     }
-    predicted = {}
-    for name, given in values.items():
-        try:
-            said = predict_time(ttlaunch.plan("pipeline_parallel", ranks=2, set=given), anew=True)
-        except LaunchError as error:
-            return {"kind": "schedule", "refused": error.diagnostics[0].message}
-        if isinstance(said, NotPredicted):
-            return {"kind": "schedule", "refused": said.reason}
-        predicted[name] = said.step.median
-    measured: dict[str, list[float]] = {name: [] for name in values}
-    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
-        for _ in range(ROUNDS):
-            for name, given in values.items():
-                run = read_run(ttlaunch.run("pipeline_parallel", ranks=2, set=given, runs_dir=folder).folder)
-                times = step_times(run.telemetry or ())
-                if times is not None:
-                    measured[name].append(times.step.median)
-    if not all(measured.values()):
-        return {"kind": "schedule", "refused": "a run made no step"}
-    return {"kind": "schedule", "predicted_s": predicted, "each_s": measured}
+    with ExitStack() as stack:
+        kept = {
+            name: stack.enter_context(
+                Calibration("pipeline_parallel", ranks=2, values=one, seconds=len(values) * REHEARSED_S)
+            )
+            for name, one in values.items()
+        }
+        take_turns([one.command for one in kept.values()], lambda: all(one.has_ended() for one in kept.values()))
+        said = {name: one.found() for name, one in kept.items()}
+    refused = next((one for one in said.values() if isinstance(one, str)), None)
+    if refused is not None:
+        return {"kind": "schedule", "refused": refused}
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(EndlessRun("pipeline_parallel", ranks=2, values=one))
+            for name, one in values.items()
+        }
+        enough = STEPS + FEWEST
+        take_turns(
+            [one.command for one in runs.values()],
+            lambda: all(one.steps_done() > enough or one.has_ended() for one in runs.values()),
+            step_s=lambda: max(one.step_s() for one in runs.values()),
+        )
+        found = {name: max(one.measured(), key=lambda rank: rank.median, default=None) for name, one in runs.items()}
+    slowest = {name: one for name, one in found.items() if one is not None and min(map(len, one.steps)) >= FEWEST}
+    if len(slowest) < len(values):
+        return {"kind": "schedule", "refused": "a run made too few steps"}
+    return {
+        "kind": "schedule",
+        "predicted_s": {name: one.step.median for name, one in said.items()},
+        "each_s": {name: [*map(statistics.median, one.steps)] for name, one in slowest.items()},
+    }
 
 
 class Sampled:

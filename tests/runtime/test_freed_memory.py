@@ -7,17 +7,19 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.records.prediction import MAPPED_FROM
-from ttlaunch.runtime.freed_memory import keep_if_plenty
+from ttlaunch.runtime.freed_memory import keep_if_plenty, keep_if_unlimited
 
 MB = 10**6
 THRESHOLDS = {name: str(MAPPED_FROM) for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")}
 GIVEN_BACK = """
 import ctypes, sys
-from ttlaunch.runtime.freed_memory import keep_if_plenty
+from ttlaunch.runtime.freed_memory import keep_if_plenty, keep_if_unlimited
 from ttlaunch.runtime.resident import resident_bytes
 c = ctypes.CDLL(None)
 c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-if len(sys.argv) > 1:
+if sys.argv[1:] == ["unlimited"]:
+    assert keep_if_unlimited({})
+elif len(sys.argv) > 1:
     assert keep_if_plenty({"TTLAUNCH_MEMORY": sys.argv[1]})
 
 def made_and_freed():
@@ -34,8 +36,8 @@ print(made_and_freed())
 """
 
 
-@pytest.mark.parametrize(("plenty", "given_back"), [((), True), ((str(10**12),), False)])
-def test_large_pieces_go_back_to_the_kernel_until_there_is_plenty(plenty, given_back):
+@pytest.mark.parametrize(("plenty", "given_back"), [((), True), ((str(10**12),), False), (("unlimited",), False)])
+def test_large_pieces_go_back_to_the_kernel_until_there_is_plenty_or_where_nothing_limits_the_rank(plenty, given_back):
     command = [sys.executable, "-c", GIVEN_BACK, *plenty]
     freed = int(subprocess.run(command, env=THRESHOLDS, check=True, capture_output=True).stdout)
     assert given_back == (freed > 15 * MB)
@@ -45,3 +47,8 @@ def test_large_pieces_go_back_to_the_kernel_until_there_is_plenty(plenty, given_
 def test_without_a_limit_or_with_little_room_nothing_changes(allowed, to_come):
     environment = {} if allowed is None else {contract.ENV_MEMORY: str(allowed)}
     assert not keep_if_plenty(environment, to_come=to_come, peak=100 * MB)
+
+
+@pytest.mark.parametrize("name", [contract.ENV_MEMORY, "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_a_limit_and_thresholds_of_the_user_stay_as_they_are(name):
+    assert not keep_if_unlimited({name: "1000000"})

@@ -51,6 +51,16 @@ def test_a_message_takes_its_latency_and_its_bytes_and_the_receiver_waits_for_a_
     assert (1.0, 1.25, 2.0) == (spent.computing_s, spent.exposed_s, spent.waiting_s)
 
 
+def test_a_message_that_a_rank_carries_itself_is_exposed_communication():
+    clock = VirtualClock([0, 1])
+    clock.compute(0, 2.0)
+    clock.carry(0, 0.5)
+
+    assert (2.5, 0.0) == (clock.now_s(0), clock.now_s(1))
+    spent = clock.spent(0)
+    assert (2.0, 0.5, 0.0) == (spent.computing_s, spent.exposed_s, spent.waiting_s)
+
+
 def test_messages_to_one_rank_share_its_port():
     def server(comm, _compute):
         for pending in [comm.irecv(torch.zeros(4), source=rank) for rank in (1, 2, 3)]:

@@ -31,17 +31,18 @@ _LONGEST_S = 10.0
 _HERE = {"localhost", "127.0.0.1", "::1"}
 
 
-def predict_time(plan: LaunchPlan, *, anew: bool) -> TimePrediction | NotPredicted:
+def predict_time(plan: LaunchPlan, *, anew: bool, seconds: float = _SECONDS) -> TimePrediction | NotPredicted:
     """Predict the time of a plan's steps from the calibration that is kept, or calibrate if there is none.
 
     Args:
         plan: A recipe's plan.
         anew: Whether to calibrate even if a calibration is kept.
+        seconds: How long ranks rehearse, up to twice as long if they make few steps.
 
     Raises:
         LaunchError: The plan is one of a program; or the calibration failed, or is useless.
 
-    Cost: with a calibration at most 10 s in which all cores that the plan needs are used; else next to none.
+    Cost: with a calibration at most 10 s, or as much more as `seconds` is, in which all cores that the plan needs are used; else next to none.
     """
     if not isinstance(plan.program, RecipeProgram):
         raise usage_error(f"`--step-time` was given, but {plan.program.name} is a program and no recipe")
@@ -50,7 +51,7 @@ def predict_time(plan: LaunchPlan, *, anew: bool) -> TimePrediction | NotPredict
     if kept is not None:
         return kept
     why = _not_here(content) or refused(content)
-    return why or _calibrate(plan, content)
+    return why or _calibrate(plan, content, seconds)
 
 
 def _not_here(plan: Mapping[str, Any]) -> NotPredicted | None:
@@ -63,7 +64,7 @@ def _not_here(plan: Mapping[str, Any]) -> NotPredicted | None:
     return None
 
 
-def _calibrate(plan: LaunchPlan, content: Mapping[str, Any]) -> TimePrediction | NotPredicted:
+def _calibrate(plan: LaunchPlan, content: Mapping[str, Any], seconds: float) -> TimePrediction | NotPredicted:
     """Run the rehearsal, settle what its copies have found, and keep it.
 
     Raises:
@@ -78,11 +79,16 @@ def _calibrate(plan: LaunchPlan, content: Mapping[str, Any]) -> TimePrediction |
         order = {
             "calibration_config.plan": str(folder / "plan" / contract.PLAN_FILE),
             "calibration_config.folder": str(folder / "found"),
-            "calibration_config.seconds": _SECONDS,
+            "calibration_config.seconds": seconds,
             "multihost_config.socket_type": content["config"]["multihost_config"]["socket_type"],
         }
         report = run(
-            _RECIPE, on="local", ranks=copies, set=order, runs_dir=folder / "runs", hang_timeout=4 * _LONGEST_S
+            _RECIPE,
+            on="local",
+            ranks=copies,
+            set=order,
+            runs_dir=folder / "runs",
+            hang_timeout=max(4 * _LONGEST_S, 4 * seconds),
         )
         if report.exit_status != 0:
             raise LaunchError(report.diagnostics, status=report.exit_status)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ttlaunch import contract, flight_recorder
 from ttlaunch.flight_recorder_writer import FlightRecorder, open_flight_recorder
 from ttlaunch.rank_exceptions.watch import ExceptionWatch
+from ttlaunch.runtime.freed_memory import keep_if_unlimited
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.world import Rank, World, read_world
@@ -116,6 +117,7 @@ class _RankRun:
 
     def run(self) -> None:
         self.exceptions.start()
+        keep_if_unlimited(os.environ)
         world = read_world(self.plan_file)
         self.role, self.recipe_folder = world.roles[self.rank], world.recipe_folder
         self.talks_over_grpc = not world.uses_mpi

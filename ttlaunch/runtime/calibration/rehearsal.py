@@ -4,13 +4,19 @@ Only one rank runs at a time, so the processor time between two messages is what
 ranks do. A rank's clock advances by that time; messages and waits take what the `VirtualClock` makes of the measured link. So a step
 takes on these clocks what it would take if every rank had a core.
 
+On one machine no network carries messages: who receives one copies it, and cannot compute meanwhile. So the clock of the receiver is charged
+for each byte, once it waits for the message, and both ends for half of the latency each, as both have called the transport.
+
+Ranks that run at the same time have slow moments of their own, and at each message the one waits for the other. Here they run within milliseconds
+after one another, and are slow together. So each rank but the first is charged with what the same piece of a step took it some time ago (`_Echo`).
+
 Processor time is charged and not elapsed time: it is the same while other programs have the core. Elapsed time is kept beside it and
 says how busy the machine was.
 """
 
 import os
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -38,6 +44,10 @@ _FEWEST_STEPS = 4
 _PATIENCE = 2.0
 """How many times as long as it was given the rehearsal takes at most, if too few steps are done by then."""
 _MOST_STEPS = 2000
+_ECHO_S = 0.3
+"""How much longer ago than those of the rank before are the times with which a rank is charged."""
+_AT_ONCE = Link(0.0, 1e12)
+"""What messages cost on the virtual clock, where both ends are charged for them."""
 
 
 def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[str, Any]:
@@ -45,7 +55,7 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
 
     Args:
         world: The plan.
-        link: What messages cost.
+        link: What messages between two ranks of this machine cost.
         seconds: The time for steps and what comes before the first one.
         folder: Where the ranks write their records.
 
@@ -57,10 +67,10 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
     torch.set_num_threads(cfg.device_config.threads_per_rank)
     clock = VirtualClock(map(Rank, range(world.size)))
-    virtual = VirtualWorld(world.roles, clock, link)
+    virtual = VirtualWorld(world.roles, clock, _AT_ONCE)
     timing = _timing(cfg, seconds, end=virtual.end)
     (records := folder / f"copy-{os.getpid()}").mkdir()
-    timed = {rank: _TimedRank(rank, clock, timing) for rank in map(Rank, range(world.size))}
+    timed = {rank: _TimedRank(rank, clock, timing=timing, link=link) for rank in map(Rank, range(world.size))}
 
     def live(rank: Rank) -> None:
         (one := timed[rank]).resume()
@@ -123,7 +133,8 @@ class _TimedRank:
 
     is_active = False
 
-    def __init__(self, rank: Rank, clock: VirtualClock, timing: _Timing) -> None:
+    def __init__(self, rank: Rank, clock: VirtualClock, *, timing: _Timing, link: Link) -> None:
+        self._link = link
         self.owners = TensorOwners()
         self.traffic = _TimedTraffic(self)
         self._rank, self._clock, self._timing = rank, clock, timing
@@ -132,18 +143,26 @@ class _TimedRank:
         self._phases: dict[str, float] = defaultdict(float)
         self._elapsed_s, self._passes = 0.0, 0
         self._steps: list[dict[str, Any]] = []
+        self._echo = _Echo(rank * _ECHO_S)
 
     def settle(self) -> None:
         """Charge the rank for what it has computed since it was last charged."""
         now, elapsed = self._timing.now(), time.perf_counter()
-        took = now - self._since
-        self._clock.compute(self._rank, took)
+        self._clock.compute(self._rank, self._echo.instead_of(now - self._since))
         self._elapsed_s += elapsed - self._elapsed_since
         self._since, self._elapsed_since = now, elapsed
 
     def resume(self) -> None:
         """Charge from now on: what came before was another rank's work, or the world's."""
         self._since, self._elapsed_since = self._timing.now(), time.perf_counter()
+
+    def has_sent(self) -> None:
+        """Charge the rank for a message that it has begun to send."""
+        self._clock.carry(self._rank, self._link.latency_s / 2)
+
+    def has_received(self, tensor: Tensor) -> None:
+        """Charge the rank for a message that it has received."""
+        self._clock.carry(self._rank, self._link.latency_s / 2 + tensor.nbytes / self._link.bytes_per_s)
 
     def enter(self, phase: str) -> None:
         """Leave the present phase, whose time is what the clock shows more than at its beginning, waits included."""
@@ -158,6 +177,7 @@ class _TimedRank:
 
     def begin_step(self, _step: int) -> None:
         self.settle()
+        self._echo.begin_step()
         self._before = self._clock.spent(self._rank)
         self._phases.clear()
         self._phase_since_s = self._clock.now_s(self._rank)
@@ -193,6 +213,34 @@ class _TimedRank:
         return steps[max(1, len(steps) // 4) :] if len(steps) >= _FEWEST_STEPS - 1 else []
 
 
+class _Echo:
+    """What the pieces of a rank's steps took some time ago."""
+
+    def __init__(self, ago_s: float) -> None:
+        """Remember them, and return those of `ago_s` seconds ago; 0: those of now."""
+        self._ago_s = ago_s
+        self._steps: deque[tuple[float, list[float]]] = deque()
+        self._now: list[float] = []
+        self._past: list[float] = []
+
+    def begin_step(self) -> None:
+        """The pieces of another step follow."""
+        now = time.monotonic()
+        self._now = []
+        self._steps.append((now, self._now))
+        while len(self._steps) > 1 and self._steps[1][0] <= now - self._ago_s:
+            self._steps.popleft()
+        began, self._past = self._steps[0]
+        if began > now - self._ago_s:
+            self._past = []
+
+    def instead_of(self, took: float) -> float:
+        """Return what this piece took then; `took` if that is not known."""
+        place = len(self._now)
+        self._now.append(took)
+        return self._past[place] if place < len(self._past) else took
+
+
 class _TimedTraffic(TrafficCounter):
     """Charges a rank at every change of its phase, so that each phase has its own time."""
 
@@ -208,15 +256,19 @@ class _TimedTraffic(TrafficCounter):
 
 
 class _TimedPending:
-    """A transfer under way whose wait charges the rank first."""
+    """A transfer under way whose wait charges the rank, first for what it has computed and then for what it has received."""
 
-    def __init__(self, pending: Pending, timed: _TimedRank) -> None:
+    def __init__(self, pending: Pending, timed: _TimedRank, *, received: Tensor | None = None) -> None:
         self.pending = pending
         self._timed = timed
+        self._received = received
 
     def wait(self) -> None:
         self._timed.settle()
         self.pending.wait()
+        received, self._received = self._received, None
+        if received is not None:
+            self._timed.has_received(received)
         self._timed.resume()
 
     def test(self) -> bool:
@@ -224,7 +276,7 @@ class _TimedPending:
 
 
 class _TimedCommunicator:
-    """Charges a rank for what it has computed whenever it sends, receives or waits."""
+    """Charges a rank for what it has computed whenever it sends, receives or waits, and for the messages themselves."""
 
     def __init__(self, communicator: VirtualCommunicator, timed: _TimedRank) -> None:
         self.rank = communicator.rank
@@ -234,16 +286,19 @@ class _TimedCommunicator:
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         self._timed.settle()
         self._communicator.send(tensor, dest=dest, tag=tag)
+        self._timed.has_sent()
         self._timed.resume()
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
         self._timed.settle()
         self._communicator.recv(tensor, source=source, tag=tag)
+        self._timed.has_received(tensor)
         self._timed.resume()
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         self._timed.settle()
         pending = self._communicator.isend(tensor, dest=dest, tag=tag)
+        self._timed.has_sent()
         self._timed.resume()
         return _TimedPending(pending, self._timed)
 
@@ -251,7 +306,7 @@ class _TimedCommunicator:
         self._timed.settle()
         pending = self._communicator.irecv(tensor, source=source, tag=tag)
         self._timed.resume()
-        return _TimedPending(pending, self._timed)
+        return _TimedPending(pending, self._timed, received=tensor)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
         self._timed.settle()

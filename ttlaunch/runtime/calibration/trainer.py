@@ -26,6 +26,8 @@ from ttlaunch.runtime.world import Rank, read_world
 _SIZES = (1_000, 32_000, 512_000, 8_000_000)
 _FIELDS = 5  # of a sample
 _FEWEST, _MOST = 5, 200
+_TENSORS, _CACHES = 16, 64_000_000
+"""How many tensors are sent in turns, and how many bytes they have at most."""
 _LINK_S = 0.25
 """Time for the messages of each size."""
 _NO_LINK = Link(0.0, 1e12)
@@ -62,12 +64,15 @@ def _measure_link(ctx: RankContext) -> MeasuredLink:
 
 
 def _measure(ctx: RankContext, size: int) -> LinkSample:
-    """Send a message to and fro until the time for this size is over; rank 0 decides, and says so in the first value."""
-    message, peer = torch.zeros(size // 4), Rank(1 - ctx.rank)
+    """Send a message to and fro until the time for this size is over; rank 0 decides, and says so in the first value.
+
+    It is another tensor each time: what a rank sends in a step is not in the caches of the core that receives it.
+    """
+    messages, peer = [torch.ones(size // 4) for _ in range(max(1, min(_TENSORS, _CACHES // size)))], Rank(1 - ctx.rank)
     seconds: list[float] = []
     began = time.perf_counter()
     while True:
-        before = time.perf_counter()
+        message, before = messages[len(seconds) % len(messages)], time.perf_counter()
         if ctx.rank == 0:
             is_enough = len(seconds) >= _FEWEST and before - began > _LINK_S
             message[0] = float(is_enough or len(seconds) >= _MOST)
@@ -79,7 +84,8 @@ def _measure(ctx: RankContext, size: int) -> LinkSample:
         seconds.append((time.perf_counter() - before) / 2)
         if message[0]:
             break
-    known = sorted(seconds[1:])  # the first one opens the connection
+    new = min(len(messages), len(seconds) - _FEWEST)  # the first message with each tensor sets something up
+    known = sorted(seconds[max(1, new) :])
     return LinkSample(
         size=size,
         repeats=len(known),

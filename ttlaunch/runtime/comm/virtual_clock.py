@@ -56,7 +56,7 @@ class Spent:
 
     Attributes:
         computing_s: It has computed.
-        exposed_s: It has waited while a message from or to it was under way.
+        exposed_s: It has waited while a message from or to it was under way, or has carried one.
         waiting_s: It has waited for other ranks to begin a message.
     """
 
@@ -133,6 +133,12 @@ class VirtualClock:
             now_s += took
             computing_s += took
         own.now_s, own.spent.computing_s = now_s, computing_s
+
+    def carry(self, rank: Rank, seconds: float) -> None:
+        """Let a rank itself carry a message for so long, during which it can do nothing else."""
+        own = self._own[rank]
+        own.now_s += seconds
+        own.spent.exposed_s += seconds
 
     def at(self, when_s: float, happens: Callable[[float], object], *, is_last: bool = False) -> None:
         """Let something happen at a time.
