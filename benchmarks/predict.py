@@ -264,10 +264,9 @@ def schedule_trial(number: int) -> dict[str, Any]:
             name: stack.enter_context(EndlessRun("pipeline_parallel", ranks=2, values=one))
             for name, one in values.items()
         }
-        enough = STEPS + FEWEST
         take_turns(
             [one.command for one in runs.values()],
-            lambda: all(one.steps_done() > enough or one.has_ended() for one in runs.values()),
+            lambda: all(is_enough(one) for one in runs.values()),
             step_s=lambda: max(one.step_s() for one in runs.values()),
         )
         found = {name: max(one.measured(), key=lambda rank: rank.median, default=None) for name, one in runs.items()}
@@ -279,6 +278,11 @@ def schedule_trial(number: int) -> dict[str, Any]:
         "predicted_s": {name: one.step.median for name, one in said.items()},
         "each_s": {name: [*map(statistics.median, one.steps)] for name, one in slowest.items()},
     }
+
+
+def is_enough(run: EndlessRun) -> bool:
+    """Whether a run has made enough steps for its median, for as long as a rehearsal takes; or has ended."""
+    return run.has_ended() or (run.steps_done() > STEPS and run.seconds() > REHEARSED_S)
 
 
 class Sampled:

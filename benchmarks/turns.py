@@ -147,10 +147,13 @@ class EndlessRun:
     def step_s(self) -> float:
         """Return about how long a step takes, from the turns in which it made some; 0 before the first."""
         steps = self.steps_done()
-        if not steps:
+        return self.seconds() / steps if steps else 0.0
+
+    def seconds(self) -> float:
+        """Return the time of its turns since it made its first step."""
+        if not self.steps_done():
             self._before = len(self.command.turns)
-        since = self.command.turns[self._before :]
-        return sum(ended - began for began, ended in since) / steps if steps and since else 0.0
+        return sum(ended - began for began, ended in self.command.turns[self._before :])
 
     def measured(self) -> "list[TimedRank]":
         """Return what each rank that counts steps has measured; ends the run first."""
