@@ -82,18 +82,11 @@ def _calibrate(plan: LaunchPlan, content: Mapping[str, Any], seconds: float) -> 
             "calibration_config.seconds": seconds,
             "multihost_config.socket_type": content["config"]["multihost_config"]["socket_type"],
         }
-        report = run(
-            _RECIPE,
-            on="local",
-            ranks=copies,
-            set=order,
-            runs_dir=folder / "runs",
-            hang_timeout=max(4 * _LONGEST_S, 4 * seconds),
-        )
+        hangs_s = 4 * max(_LONGEST_S, seconds)
+        report = run(_RECIPE, on="local", ranks=copies, set=order, runs_dir=folder / "runs", hang_timeout=hangs_s)
         if report.exit_status != 0:
             raise LaunchError(report.diagnostics, status=report.exit_status)
-        data = [read_file(folder / "found" / rehearsal_file(copy)) for copy in range(copies)]
-    ends = [BadRecord("it is missing") if one is None else read(RehearsalEnd, one) for one in data]
+        ends = [_read_end(folder / "found" / rehearsal_file(copy)) for copy in range(copies)]
     usable = [one for one in ends if not isinstance(one, BadRecord)]
     if len(usable) < copies or any(len(one.ranks) != ranks for one in usable):
         return NotPredicted("the ranks that calibrate wrote nothing that can be used")
@@ -107,6 +100,11 @@ def _calibrate(plan: LaunchPlan, content: Mapping[str, Any], seconds: float) -> 
         if prediction is None
         else replace(prediction, not_kept=not_kept)
     )
+
+
+def _read_end(path: Path) -> RehearsalEnd | BadRecord:
+    data = read_file(path)
+    return BadRecord("it is missing") if data is None else read(RehearsalEnd, data)
 
 
 def _keep(content: Mapping[str, Any], found: KeptPlan) -> str | None:
