@@ -195,6 +195,15 @@ def test_a_worker_that_others_went_on_without_is_replaced_although_a_later_fault
     assert ["misnamed", "overtaken"] == outcomes(plan, made, unchanged, **options)
 
 
+@pytest.mark.parametrize("plan", ["cut host=b at 5s", "kill agent=b at 5s"])
+def test_an_elastic_run_that_went_on_without_a_host_has_replaced_its_workers(plan):
+    """Worker 4 was to start in place of worker 1 before the host was lost."""
+    report = {**ELASTIC, "ranks": [{"rank": rank, "host": "b" if rank in {1, 4} else "a"} for rank in (0, 1, 2, 4)]}
+    (found,) = judged(plan, [(0, 5.0, [])], report, extra=[lost(1, 5.1), lost(4, 20.0)])
+    assert ("replaced", 0.1) == (str(found.outcome), found.detected_s)
+    assert ["unnoticed"] == outcomes(plan, [(0, 5.0, [])], report, extra=[lost(4, 20.0)])
+
+
 def test_workers_that_come_or_leave_break_nothing():
     plan, made = "join at step=5; leave rank=2 at step=6", [(0, 5.0, []), (1, 6.0, [2])]
     assert ["endured", "endured"] == outcomes(plan, made, ELASTIC)

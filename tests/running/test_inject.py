@@ -131,6 +131,20 @@ def test_join_starts_the_next_worker_that_has_not_been_there(scene):
     )
 
 
+def test_a_worker_cannot_join_on_a_host_that_is_lost(scene):
+    run = scene("join at 0s")
+    run.ranks.append(RankState(RankRow(3, "b", 0, "worker", later=True), Phase.ABSENT))
+
+    def add(ranks):
+        raise ValueError(f"rank {ranks[0].row.rank} cannot start: host b is lost")
+
+    run.controller.add = add
+    run.tick()
+    assert ("fault_missed", "rank 3 cannot start: host b is lost") == tuple(
+        run.history()[-1][name] for name in ("event", "reason")
+    )
+
+
 def test_leave_asks_the_coordinator_of_the_run_as_its_owner_does(scene):
     run, members = scene("leave rank=1 at 0s; leave rank=2 at 0s"), MemoryMembers()
     members.known[1] = Worker(1, 0, 0, "10.0.0.1", 7000, state="training", step=4)

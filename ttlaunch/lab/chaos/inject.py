@@ -144,7 +144,7 @@ class Injector:
     def _act(self, fault: Fault, alive: Sequence[RankState], ranks: Sequence[RankState]) -> None:
         match fault.target.kind:
             case Kind.RUN if fault.verb is Verb.JOIN:
-                self._controller.add([_next_to_join(ranks)])
+                self._let_join(ranks)
             case Kind.RANK if fault.verb is Verb.LEAVE:
                 self._let_leave(alive[0])
             case Kind.RUN:
@@ -163,6 +163,13 @@ class Injector:
                 self._controller.cut(str(fault.target.value))
             case _:
                 self._controller.signal_ranks(alive, _SIGNALS[fault.verb])
+
+    def _let_join(self, ranks: Sequence[RankState]) -> None:
+        """Start the next worker, on the host that the plan has for it."""
+        try:
+            self._controller.add([_next_to_join(ranks)])
+        except ValueError as error:  # its host is lost, or the last rank of the run has ended
+            raise _NotPossibleError(str(error)) from None
 
     def _let_leave(self, state: RankState) -> None:
         """Ask the coordinator of the run to let a worker leave, as its owner may."""

@@ -163,7 +163,7 @@ def _with_effect(
     """
     if one.fault.verb is Verb.STOP:
         return replace(one, breaks_at=report["failure"]["time"] if one.is_named else math.inf)
-    if one.fault.verb is Verb.CUT or one.fault.target.kind is Kind.AGENT:
+    if _loses_host(one.fault):
         return replace(one, breaks_at=one.time if one.is_named else one.time + lost_after_s)
     if one.fault.verb in {Verb.TERM, Verb.SEGV} and one.ranks:
         return replace(one, breaks_at=min(_awake_at(rank, one.time, injected) for rank in one.ranks))
@@ -197,15 +197,29 @@ def _is_harmless(one: _Injected, injected: Sequence[_Injected]) -> bool:
 def _lost_at(one: _Injected, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> float | None:
     """Return when an elastic run that went on knew that all workers whom the fault hit were gone; None if it never did."""
     epochs = report.get("epochs")
-    if not epochs or not one.ranks or one.fault.verb in ELASTIC:
+    if not epochs or one.fault.verb in ELASTIC:
+        return None
+    ranks = _members_on(one, report) if _loses_host(one.fault) else one.ranks
+    if not ranks:
         return None
     lost = {event.get("worker"): event["time"] for event in events if event.get("event") == "worker_lost"}
-    times = [lost.get(contract.worker_name(rank)) for rank in one.ranks]
+    times = [lost.get(contract.worker_name(rank)) for rank in ranks]
     known = [time for time in times if time is not None and time >= one.time - _SAME_MOMENT_S]
     if not known or len(known) < len(times):
         return None
-    has_gone_on = any(epoch["time"] >= max(known) and one.ranks.isdisjoint(epoch["members"]) for epoch in epochs)
+    has_gone_on = any(epoch["time"] >= max(known) and ranks.isdisjoint(epoch["members"]) for epoch in epochs)
     return max(known) if has_gone_on or report["status"] == "done" else None
+
+
+def _loses_host(fault: Fault) -> bool:
+    return fault.verb is Verb.CUT or fault.target.kind is Kind.AGENT
+
+
+def _members_on(one: _Injected, report: Mapping[str, Any]) -> frozenset[int]:
+    """Return the members of an elastic run on the host that a fault takes from it, as they were at the fault."""
+    before = [epoch["members"] for epoch in report["epochs"] if epoch["time"] <= one.time]
+    here = {entry["rank"] for entry in report["ranks"] if entry["host"] == one.fault.target.value}
+    return frozenset(here.intersection(*before[-1:]))
 
 
 def _outcome(
