@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from ttlaunch.membership.messages import Share
-from ttlaunch.membership.slots import divide_slots
-from ttlaunch.runtime.parallel.zero.layout import ShardLayout
+from ttlaunch.membership.slots import count_values, divide_slots, plan_transfers
+from ttlaunch.runtime.parallel.zero.layout import ShardLayout, pieces_between
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
-from ttlaunch.runtime.parallel.zero.recut import count_values, pieces_between, plan_transfers
 from ttlaunch.runtime.parallel.zero.slot_state import SlotState
 from ttlaunch.runtime.training.optimizers import build_optimizer
 from ttlaunch.runtime.training.rank_model import build_model

@@ -1,4 +1,4 @@
-"""Divide a run's state where no member has to have all of it: among owners, and shadows that take the same steps.
+"""Divide a run's state where no member has to have all of it, among owners and shadows that take the same steps; and move it when members change.
 
 The state is cut into *slots*. In an epoch each slot has an owner, which makes its updates, and a shadow, which gets the same
 gradients and makes the same updates, so that it has the same bits. Both follow from the places of the members and from their hosts
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ttlaunch.membership.messages import Share
+from ttlaunch.membership.messages import Begin, Share
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,79 @@ def covering_cut(shares: Iterable[Sequence[Share]]) -> int | None:
 def sources_of(slot: int, shares: Sequence[Share | None]) -> list[int]:
     """Return the places of the members that have a slot, and could give it."""
     return [place for place, share in enumerate(shares) if share is not None and slot in share.slots]
+
+
+def sources_of_state(begin: Begin) -> list[int]:
+    """Return the numbers of the members that have all of the state from which an epoch starts, in the order of their places."""
+    if not begin.shares:
+        return [number for number in begin.numbers if number in begin.holders]
+    found = []
+    for number, share in zip(begin.numbers, begin.shares, strict=True):
+        has_all = number in begin.holders if share is None else set(range(share.cut)) <= set(share.slots)
+        found += [number] if has_all else []
+    return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Values of the flat vector of the model's parameters that are in one slot before and in one after.
+
+    Attributes:
+        before: The slot of the former cut.
+        after: The slot of the new cut.
+        values: The range.
+    """
+
+    before: int
+    after: int
+    values: range
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What one member gives to another one, or keeps.
+
+    Attributes:
+        source: The place of the member that has it.
+        dest: The place of the member that needs it; equal to `source` for what stays where it is.
+    """
+
+    source: int
+    dest: int
+    pieces: tuple[Piece, ...]
+
+
+def plan_transfers(pieces: Sequence[Piece], shares: Sequence[Share | None], slots: Slots) -> list[Transfer]:
+    """Choose for each member from whom it gets the values of its new slots; what it has itself it keeps.
+
+    Args:
+        pieces: Those between the two cuts.
+        shares: What each member has, by place; all of the former cut.
+        slots: Who owns and who shadows each slot of the new cut.
+
+    Returns:
+        At most one transfer for each source and destination. Of two members that have a slot, members take turns.
+
+    Raises:
+        ValueError: Nobody has a slot that a member needs.
+    """
+    found: dict[tuple[int, int], list[Piece]] = {}
+    for dest in range(len(shares)):
+        wanted = slots.of(dest).slots
+        for piece in pieces:
+            if piece.after not in wanted:
+                continue
+            sources = sources_of(piece.before, shares)
+            if not sources:
+                raise ValueError(f"nobody has slot {piece.before}")
+            source = dest if dest in sources else sources[(dest + piece.before) % len(sources)]
+            found.setdefault((source, dest), []).append(piece)
+    return [Transfer(source, dest, tuple(some)) for (source, dest), some in sorted(found.items())]
+
+
+def count_values(transfers: Sequence[Transfer]) -> int:
+    """Count the values that travel; those that stay where they are do not."""
+    return sum(len(piece.values) for one in transfers if one.source != one.dest for piece in one.pieces)
 
 
 def _places_after(hosts: Sequence[str]) -> list[int | None]:

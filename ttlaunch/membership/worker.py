@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ttlaunch.membership.messages import Answered, Begin, CutOff, Member, Prepare, Progressed, Share
 from ttlaunch.membership.numbered import changed
+from ttlaunch.membership.slots import divide_slots
 
 Leaves = tuple[int, int]
 
@@ -109,6 +110,16 @@ def take_share(state: WorkerState, share: Share) -> WorkerState:
     return changed(state, shares=(share,) if former in {None, share} else (share, former))
 
 
+def with_slots(state: WorkerState, order: Begin, *, slots: int) -> WorkerState:
+    """Note that this worker has all that its place in an epoch needs, also if that epoch is over by now; `slots` as in `divide_slots`."""
+    place = order.places[state.member.number]
+    share = divide_slots([seat.host for seat in order.seats], slots=slots).of(place)
+    acting = changed(state, begin=order)
+    if state.applied != order.applied:
+        acting = catch_up(acting)
+    return changed(take_share(acting, share), begin=state.begin)
+
+
 def make_ready(state: WorkerState) -> WorkerState:
     """Note that this worker has the mean gradient of its slots for the next step.
 
@@ -141,6 +152,13 @@ def apply(state: WorkerState) -> WorkerState:
     """Note that the next step is in the weights. Only whoever has the whole mean of that step may call it."""
     assert state.begin is not None and state.applied is not None  # noqa: S101, PT018 - it acts
     return changed(state, applied=state.applied + 1, held=(), shares=state.shares[:1], is_ready=False)
+
+
+def after_update(state: WorkerState, step: int) -> WorkerState:
+    """Note that a step is in what this worker keeps, also while the members change."""
+    if state.applied == step:
+        return changed(state, held=())  # an epoch that has begun with this step may have given this worker other slots
+    return changed(state, applied=step, held=(), shares=state.shares[:1], is_ready=False)
 
 
 def end_step(state: WorkerState) -> WorkerState:

@@ -1,12 +1,10 @@
 """State that members do not have in common: slots of a state that is cut, and what local steps have made of the weights."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-from ttlaunch.membership import worker
 from ttlaunch.membership.messages import Begin
-from ttlaunch.membership.slots import divide_slots
 from ttlaunch.runtime.elastic.state_transfer import ReplicaState
 
 
@@ -41,20 +39,3 @@ class LocalSteps:
     shared: ReplicaState
     last_average: Callable[[int], int]
     own_steps: Callable[[], int]
-
-
-def with_slots(state: worker.WorkerState, begin: Begin, *, slots: int) -> worker.WorkerState:
-    """Note that this worker has all that its place in an epoch needs, also if that epoch is over by now."""
-    place = begin.numbers.index(state.member.number)
-    share = divide_slots([seat.host for seat in begin.seats], slots=slots).of(place)
-    acting = replace(state, begin=begin)
-    if state.applied != begin.applied:
-        acting = worker.catch_up(acting)
-    return replace(worker.take_share(acting, share), begin=state.begin)
-
-
-def after_update(state: worker.WorkerState, step: int) -> worker.WorkerState:
-    """Note that a step is in what this worker keeps, also while the members change."""
-    if state.applied == step:
-        return replace(state, held=())  # an epoch that has begun with this step may have given this worker other slots
-    return replace(state, applied=step, held=(), shares=state.shares[:1], is_ready=False)

@@ -24,7 +24,7 @@ from ttlaunch.runtime.elastic.ends import FinishedError, HasLast, LeftError
 from ttlaunch.runtime.elastic.feed import Mean
 from ttlaunch.runtime.elastic.following import FollowerWays
 from ttlaunch.runtime.elastic.giving import Giver, describe_given, pull_state
-from ttlaunch.runtime.elastic.keeper import Keeper, LocalSteps, after_update, with_slots
+from ttlaunch.runtime.elastic.keeper import Keeper, LocalSteps
 from ttlaunch.runtime.elastic.reporter import Reporter
 from ttlaunch.runtime.elastic.standing import Standing
 from ttlaunch.runtime.elastic.state_transfer import LaterState, OpenClients, Puller, ReplicaState, SharedParts
@@ -297,7 +297,7 @@ class ElasticMember:
 
     def claim(self, step: int) -> None:
         """Note that the next step is in what this worker keeps; `apply` follows."""
-        self._update(lambda state: after_update(state, step))
+        self._update(lambda state: worker.after_update(state, step))
 
     def apply(self, step: int, *, validation_is_due: bool) -> bool:
         """Note that a step is in the weights; returns whether this worker knows its loss and norms, and may report them."""
@@ -308,7 +308,7 @@ class ElasticMember:
             # The update may have been made while the members changed already; the answer then says that it was.
             is_made = state.begin is not None and state.begin.applied == step and not state.begin.validates
             validated = step if is_past or is_made or not validation_is_due else state.validated
-            return replace(after_update(state, step), validated=validated)
+            return replace(worker.after_update(state, step), validated=validated)
 
         self._update(applied)
         # The first that it computes takes longer; a server computes none.
@@ -410,7 +410,7 @@ class ElasticMember:
     def _enter_with(self, keeper: Keeper, begin: Begin) -> None:
         with self._reporter.long():
             self._note_given(begin, keeper.enter(begin))
-        self._update(lambda state: with_slots(state, begin, slots=keeper.slots))
+        self._update(lambda state: worker.with_slots(state, begin, slots=keeper.slots))
         self._report_progress()
 
     def _pull_state(self, begin: Begin, replica: ReplicaState | LaterState) -> None:

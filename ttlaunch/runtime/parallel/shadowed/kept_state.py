@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from ttlaunch.membership.messages import Begin
+from ttlaunch.membership.slots import sources_of_state
 from ttlaunch.runtime.checkpoint.checkpoints import HasState
 from ttlaunch.runtime.comm.grpc.vectors import Key
 from ttlaunch.runtime.early_stop import EarlyStop
@@ -81,17 +82,6 @@ class KeptState:
         self.weights_at = begin.applied
         self.at = begin.applied if lacks_state else None
         return dict(zip(sources, given, strict=True))
-
-
-def sources_of_state(begin: Begin) -> list[int]:
-    """Return the numbers of the members that have all of the state from which an epoch starts, in the order of their places."""
-    if not begin.shares:
-        return [number for number in begin.numbers if number in begin.holders]
-    found = []
-    for number, share in zip(begin.numbers, begin.shares, strict=True):
-        has_all = number in begin.holders if share is None else set(range(share.cut)) <= set(share.slots)
-        found += [number] if has_all else []
-    return found
 
 
 class _Scaler:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ttlaunch import contract
 from ttlaunch.membership.messages import Begin
-from ttlaunch.membership.slots import Slots, divide_slots
+from ttlaunch.membership.slots import Piece, Slots, divide_slots, plan_transfers
 from ttlaunch.runtime.checkpoint.checkpoints import HeldSlots, held_tensors
 from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.context import RankContext
@@ -30,9 +30,8 @@ from ttlaunch.runtime.elastic.member import INTERRUPTIONS, ElasticMember
 from ttlaunch.runtime.elastic.sharded_state import SlotExchange
 from ttlaunch.runtime.model.model import Model, place_of_second_use
 from ttlaunch.runtime.model.tied import HEAD
-from ttlaunch.runtime.parallel.zero.layout import ShardLayout
+from ttlaunch.runtime.parallel.zero.layout import ShardLayout, pieces_between
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
-from ttlaunch.runtime.parallel.zero.recut import Piece, pieces_between, plan_transfers
 from ttlaunch.runtime.parallel.zero.shadowed_gradients import Shadow, ShadowedGradients
 from ttlaunch.runtime.parallel.zero.shared_norms import SharedNorms
 from ttlaunch.runtime.parallel.zero.slot_state import SlotState

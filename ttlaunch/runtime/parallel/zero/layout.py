@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ttlaunch.membership.slots import Piece
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
 from ttlaunch.runtime.training.norms import LEAF_VALUES, Part
 
@@ -165,6 +166,24 @@ class ShardLayout:
             piece = math.lcm(math.prod(shape[1:]), LEAF_VALUES)
             found += range(self.starts[place], self.starts[place] + math.prod(shape), piece)
         return [*found, values.stop]
+
+
+def pieces_between(before: ShardLayout, after: ShardLayout) -> list[Piece]:
+    """Return all values of the parameters, each exactly once, cut at the borders of both cuts, in ascending order: see `plan_transfers`.
+
+    Args:
+        before, after: Two cuts of the same model.
+    """
+    found = []
+    for layer, other in zip(before.layers, after.layers, strict=True):
+        for slot in range(len(layer.shards)):
+            kept = before.kept(layer, slot)
+            for new in range(len(other.shards)):
+                wanted = after.kept(other, new)
+                values = range(max(kept.start, wanted.start), min(kept.stop, wanted.stop))
+                if values:
+                    found.append(Piece(slot, new, values))
+    return found
 
 
 def _nearest(borders: Sequence[int], target: int) -> int:
