@@ -208,7 +208,9 @@ KEEPS_LOST_HOSTS = {  # a constant, a member of an enumeration with its exit sta
     "running/report.py",
 }
 TAKES_LOST_HOSTS_ALONG = {  # types and texts of `running/lost_hosts.py`, and nothing else
+    "lab/virtual_elastic_faults.py",
     "lab/virtual_faults.py",
+    "lab/virtual_members.py",
     "running/agents/agent_controller.py",
     "running/rank_controller.py",
     "running/failures/failure.py",

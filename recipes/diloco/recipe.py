@@ -60,6 +60,7 @@ RECIPE = Recipe(
         "local_steps",
         only={"compression_config.kind": "none", "training_config.early_stop_patience": None},
         has_local_steps=True,
+        agreed_bytes=8,  # weights and the outer momentum
         traffic=traffic,
     ),
 )

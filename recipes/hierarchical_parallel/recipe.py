@@ -49,6 +49,7 @@ RECIPE = Recipe(
         only={"device_config.enable_ddp": False, "device_config.enable_tp": False},
         slots=1,
         servers=2,
+        as_roles=["optimizer", "aggregator"],
         shadow_bytes=shadow_bytes,
         traffic=members_traffic,
     ),

@@ -54,6 +54,7 @@ RECIPE = Recipe(
         "local_steps",
         only={"compression_config.kind": "none", "training_config.early_stop_patience": None},
         has_local_steps=True,
+        agreed_bytes=4,  # weights
         traffic=traffic,
     ),
 )

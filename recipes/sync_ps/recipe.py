@@ -76,6 +76,7 @@ RECIPE = Recipe(
         },
         slots=per("sync_ps_config.num_servers"),
         servers=per("sync_ps_config.num_servers"),
+        as_roles=["server"],
         shadow_bytes=shadow_bytes,
         traffic=members_traffic,
     ),

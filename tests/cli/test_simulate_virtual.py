@@ -19,8 +19,11 @@ import pytest
             "error[P009]: `--elastic` was given with `--what-if`, whose runs have ranks that stay",
         ),
         (
-            "--virtual --elastic 1:2 --plan 'join at step=1' --lease 5",
-            "error[P009]: `--lease` was given with `--elastic`, with which no hang of a run and no lost host is simulated",
+            "--virtual --elastic 1:2 --plan 'join at step=1' --hang-timeout 5",
+            (
+                "error[P009]: `--hang-timeout` was given with `--elastic`, "
+                "where a worker that makes no progress is killed after 5 s or four median steps"
+            ),
         ),
         ("--virtual --elastic 2:1", "error[P009]: `--elastic 2:1`: MIN is at most MAX"),
         ("--virtual --plan 'join at step=1'", "error[P037]: `join` needs a run whose workers come and go"),

@@ -10,9 +10,10 @@ from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.virtual_elastic_view import render_elastic
 from ttlaunch.diagnostics import LaunchError, Source
 from ttlaunch.lab.simulate import plan_simulation
-from ttlaunch.lab.virtual import Conditions, run_virtually
+from ttlaunch.lab.virtual import Conditions, run_each_virtually
 from ttlaunch.lab.virtual_costs import WorkerCosts
 from ttlaunch.lab.virtual_elastic import run_elastic_virtually
+from ttlaunch.lab.virtual_gifts import equal_parts
 from ttlaunch.planning.fault_parser import parse_faults
 
 TINY = (
@@ -36,37 +37,138 @@ def simulate(text="", *, spec=ELASTIC, conditions=CONDITIONS, steps=30, start_s=
     return run_elastic_virtually(spec, ordered, Unattended(), steps=steps, start_s=start_s)
 
 
-@cache
-def plain(workers):
-    spec = RunSpec("data_parallel", overrides=(*TINY, f"multihost_config.num_workers={workers}"))
-    return run_virtually(plan_simulation(spec, Unattended(), has_room=True), CONDITIONS)
+# Of each recipe a change, with a run for it that is long enough, and runs of ranks that stay, like its last epochs: how many
+# workers, and which is slow. All of them together are what takes time here.
+CHANGES = {
+    "data_parallel": ("join at step=3; kill rank=1 at step=14", {}),
+    "hierarchical_parallel": ("kill rank=0 at step=3", {"ranks": 4, "elastic": "3:4", "slow": {3: 3.0}}),
+    "sync_ps": ("kill rank=1 at step=3", {"ranks": 4, "elastic": "3:4", "set": ("sync_ps_config.num_servers=2",)}),
+    "zero": ("kill rank=1 at step=3", {"ranks": 3, "elastic": "1:3"}),
+    "local_sgd": ("kill rank=1 at step=3", {"ranks": 3, "elastic": "1:3", "set": ("local_sgd_config.every=2",)}),
+}
+PLAIN = {
+    "data_parallel": [(2, {}), (3, {})],
+    "hierarchical_parallel": [(2, {1: 3.0}), (1, {0: 3.0})],
+    "sync_ps": [(1, {})],
+    "zero": [(2, {})],
+    "local_sgd": [(2, {})],
+}
+_ORDER = [(recipe, workers) for recipe, runs in PLAIN.items() for workers, _ in runs]
 
 
 @pytest.fixture(scope="module")
-def changing():
-    return simulate("join at step=3; kill rank=1 at step=14")
+def plain():
+    """Runs whose ranks stay, by recipe and number of workers: in one process, which imports torch once."""
+    orders = []
+    for recipe, runs in PLAIN.items():
+        settings = CHANGES[recipe][1].get("set", ())
+        for workers, slow in runs:
+            spec = RunSpec(recipe, overrides=(*TINY, *settings, f"multihost_config.num_workers={workers}"))
+            plan = plan_simulation(spec, Unattended(), has_room=True)
+            steps = 2 if recipe == "local_sgd" else 3  # one alone, and one after which workers agree
+            orders.append((plan, replace(CONDITIONS, slow=slow, steps=steps)))
+    return dict(zip(_ORDER, run_each_virtually(orders), strict=True))
 
 
-def test_without_a_change_an_elastic_run_is_the_run_of_as_many_ranks():
-    found, alone = simulate(steps=3), plain(2)
-    [epoch] = found.epochs
-    assert alone.as_json() == {**epoch.run.as_json(), "conditions": alone.conditions.as_json()}
-    assert 3 * alone.step_ms == pytest.approx(found.over_s * 1e3, rel=1e-12)
-    assert ("done", 0) == (found.verdict.status, found.verdict.exit_status)
+@pytest.fixture(scope="module")
+def changed():
+    """A run of each recipe whose members change, made when it is asked for."""
+
+    @cache
+    def make(recipe):
+        text, given = CHANGES[recipe]
+        settings = (*TINY, *given.get("set", ()))
+        spec = RunSpec(recipe, ranks=given.get("ranks", 2), elastic=given.get("elastic", "1:3"), overrides=settings)
+        is_long = recipe == "data_parallel"
+        conditions = replace(CONDITIONS, slow=given.get("slow", {}))
+        return simulate(
+            text, spec=spec, conditions=conditions, steps=30 if is_long else 6, start_s=0.3 if is_long else 60.0
+        )
+
+    return make
 
 
-def test_an_epoch_has_the_step_and_the_bytes_of_a_run_of_as_many_ranks(changing):
+@pytest.fixture
+def changing(changed):
+    return changed("data_parallel")
+
+
+def test_an_epoch_of_members_that_have_all_is_the_run_of_as_many_ranks(changing, plain):
     assert [2, 3, 2, 3] == [len(one.epoch.members) for one in changing.epochs]
     for one in changing.epochs:
-        alone = plain(len(one.epoch.members))
-        assert (alone.step_ms, alone.step_bytes, alone.formula_step_bytes) == (
-            one.step_ms,
-            one.run.step_bytes,
-            one.run.formula_step_bytes,
-        )
+        alone = plain["data_parallel", len(one.epoch.members)]
+        assert alone.as_json() == {**one.run.as_json(), "conditions": alone.conditions.as_json()}
+        assert (alone.step_ms, alone.formula_step_bytes) == (one.step_ms, one.step_bytes)
         # The formula says it of all-reduces in one order, and the simulation has counted the same.
-        assert (0, None) == (one.run.differing, one.run.no_formula)
-        assert one.run.formula_step_bytes > 0
+        assert (0, None) == (one.differing, one.no_formula)
+        assert one.step_bytes > 0
+    assert ("done", 0) == (changing.verdict.status, changing.verdict.exit_status)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "members"),
+    [
+        # Worker 2 takes the place of the optimizer, and worker 3, which is slow, is the only one that differentiates.
+        ("hierarchical_parallel", [(0, 1, 2, 3), (2, 1, 3)]),
+        ("sync_ps", [(0, 1, 2, 3), (0, 2, 3)]),
+        ("zero", [(0, 1, 2), (0, 2)]),
+        ("local_sgd", [(0, 1, 2), (0, 2)]),
+    ],
+)
+def test_an_epoch_of_members_with_places_has_the_step_of_ranks_that_stay_with_these_roles(
+    changed, plain, recipe, members
+):
+    found = changed(recipe)
+    assert members == [one.epoch.members for one in found.epochs]
+    runs = [plain[key] for key in _ORDER if key[0] == recipe]
+    # A last step after which workers agree, and validate, is 50 µs shorter than one that others follow.
+    near = {"rel": 1e-3 if recipe == "local_sgd" else 1e-12}
+    assert [pytest.approx(one.step_ms, **near) for one in runs] == [one.step_ms for one in found.epochs][-len(runs) :]
+    assert ("done", ["replaced"]) == (found.verdict.status, [str(one.outcome) for one in found.verdict.faults])
+
+
+def test_a_slow_worker_stays_slow_wherever_its_place_is(changed):
+    """It has 4 of 8 micro-batches of 100 ms first, and then all, and the validation after the last of three simulated steps."""
+    first, then = changed("hierarchical_parallel").epochs
+    assert 3 * 4 * 100.0 == pytest.approx(first.step_ms, rel=0.01)
+    assert 3 * 8 * 100.0 + 3 * 100.0 / 3 / 3 == pytest.approx(then.step_ms, rel=0.001)
+
+
+def test_bytes_of_members_are_those_that_a_report_compares_with_what_they_sent(changed):
+    """Workers send a gradient for each sum of a block of theirs, keepers send the mean to each other, and workers get the weights."""
+    first, then = changed("hierarchical_parallel").epochs
+    size = 4 * first.run.facts["values"]
+    assert [5 * size, 3 * size] == [one.step_bytes - one.step_bytes % size for one in (first, then)]
+    assert first.step_bytes % size < 300  # what says which sum it is
+    assert [None, None] == [one.step_bytes for one in changed("zero").epochs]
+    assert "it has none for members that come and go" == changed("zero").epochs[0].no_formula
+
+
+@pytest.mark.parametrize(("recipe", "number"), [("hierarchical_parallel", 2), ("sync_ps", 2)])
+def test_who_takes_the_place_of_one_that_kept_the_state_gets_all_of_it(changed, recipe, number):
+    found = changed(recipe)
+    facts = found.epochs[0].run.facts
+    state = 3 * 4 * facts["values"] + 4 * facts["tensors"]
+    others = [one for one in found.workers if one != number]
+    assert ([1, 0], state) == (found.workers[number].taken, found.workers[number].got)
+    assert {0} == {found.workers[one].got for one in others}
+
+
+def test_shards_that_are_cut_anew_move_what_members_have_not_had(changed):
+    """Of three slots worker 0 had the first and the third, and worker 2 the third and the second; of two slots each gets both."""
+    found = changed("zero")
+    facts = found.epochs[0].run.facts
+    third = (3 * 4 * facts["values"] + 4 * facts["tensors"]) / 3
+    assert {0: third, 2: third} == {number: pytest.approx(found.workers[number].got, rel=0.01) for number in (0, 2)}
+    assert 8 == found.epochs[1].epoch.computed_anew  # no sums of a whole step are kept
+
+
+def test_a_step_that_a_killed_worker_has_made_alone_is_lost(changed):
+    """Workers agree after every second step, and it has made one since."""
+    found = changed("local_sgd")
+    assert [0, 1] == [one.epoch.lost_steps for one in found.epochs]
+    assert [0, 0] == [one.step_bytes for one in found.epochs]  # nothing is sent in each step
+    assert 0 == sum(one.differing for one in found.epochs)
 
 
 def test_the_times_of_steps_and_changes_add_up(changing):
@@ -87,7 +189,7 @@ def test_one_that_comes_gets_the_state_over_the_link(changing):
     state = 3 * 4 * facts["values"] + 4 * facts["tensors"]
     for number in (2, 3):
         states, means = changing.workers[number].taken
-        assert (1, state + means * 4 * facts["values"]) == (states, changing.bytes_taken(changing.workers[number]))
+        assert (1, state + means * 4 * facts["values"]) == (states, changing.workers[number].got)
 
 
 def test_the_epochs_are_shown_with_what_a_change_costs(changing):
@@ -98,13 +200,6 @@ def test_the_epochs_are_shown_with_what_a_change_costs(changing):
     assert "bytes            of each step, exactly as the formula says" in text
     assert "the run          done, over after" in text
     assert changing.as_json()["epochs"][2]["members"] == [0, 2]
-
-
-def test_a_slow_worker_stays_slow_wherever_its_place_is():
-    found = simulate("kill rank=0 at step=2", conditions=replace(CONDITIONS, slow={1: 3.0}), steps=4, start_s=9.0)
-    first, alone = found.epochs
-    assert 3 * 4 * 100.0 == pytest.approx(first.step_ms, rel=0.01)
-    assert 3 * 8 * 100.0 == pytest.approx(alone.step_ms, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -121,17 +216,17 @@ def test_a_slow_worker_stays_slow_wherever_its_place_is():
             ),
         ),
         (
-            {"target": "zero", "overrides": ()},
+            {"target": "classic_dp", "overrides": ()},
             (
-                "`--elastic` cannot be simulated for zero: "
-                "its members send other messages than ranks that stay, which alone can be simulated"
+                "`--elastic` cannot be simulated for classic_dp: its members keep no mean gradient for one that lacks a step, "
+                "as where messages of several steps overlap"
             ),
         ),
         (
-            {"target": "local_sgd", "overrides": ()},
+            {"target": "elastic_dp", "overrides": (), "elastic": "2:3", "ranks": 3},
             (
-                "`--elastic` cannot be simulated for local_sgd: "
-                "a change of its members also loses local steps, of which the virtual clock knows nothing"
+                "`--elastic` cannot be simulated for elastic_dp: "
+                "its server hands out tasks, and nobody waits for a step of all"
             ),
         ),
     ],
@@ -142,7 +237,7 @@ def test_what_cannot_be_elastic_is_refused_as_for_a_run(options, message):
     assert message == refused.value.diagnostics[0].message
 
 
-@pytest.mark.parametrize("text", ["interrupt at step=3", "flip-gradient rank=0 at step=3", "continue rank=1 at 1s"])
+@pytest.mark.parametrize("text", ["interrupt at step=3", "flip-gradient rank=0 at step=3", "term rank=1 at 1s"])
 def test_faults_of_a_run_that_are_not_simulated_are_refused(text):
     with pytest.raises(LaunchError) as refused:
         simulate(text)
@@ -162,9 +257,21 @@ def test_a_state_crosses_the_ports_of_hosts_and_a_slow_port_slows_it(tmp_path):
     plan = plan_simulation(spec, Unattended(), has_room=True)
     hosts = [row.host for row in plan.ranks]
     costs = WorkerCosts(spec, plan, Conditions(link_gbps=1.0, link_us=100.0, slow_link={2: 2.0}), steps=3)
-    costs.mean_bytes = 125_000_000
+
+    def moved(number, members):
+        return costs.transfers_s({number: equal_parts(125_000_000, members)})[number]
+
     assert (["a", "a", "b", "b"], "a") == (hosts[:4], hosts[4])
     # Worker 4 of host a: a half from host a itself, the other one from worker 3 over both ports.
-    assert 0.5 + 100e-6 == pytest.approx(costs.mean_s(4, (0, 3)))
-    assert 1.5 + 100e-6 == pytest.approx(costs.mean_s(4, (2, 3)))  # one of both halves is twice as slow
-    assert 125e6 / 8e9 + 50e-6 == pytest.approx(costs.mean_s(4, (0, 1)))
+    assert 0.5 + 100e-6 == pytest.approx(moved(4, (0, 3)))
+    assert 1.5 + 100e-6 == pytest.approx(moved(4, (2, 3)))  # one of both halves is twice as slow
+    assert 125e6 / 8e9 + 50e-6 == pytest.approx(moved(4, (0, 1)))
+
+
+def test_transfers_that_begin_together_share_the_ports():
+    """On one machine each worker has a port of its own; 1 Gbit/s is 125 MB/s."""
+    plan = plan_simulation(ELASTIC, Unattended(), has_room=True)
+    costs = WorkerCosts(ELASTIC, plan, Conditions(link_gbps=1.0, link_us=100.0, slow_link={1: 2.0}), steps=3)
+    both = costs.transfers_s({2: {0: 125e6}, 3: {0: 125e6, 1: 62.5e6}})
+    assert {2: 2.0 + 100e-6, 3: 2.0 + 100e-6} == pytest.approx(both)  # both wait for the port of worker 0
+    assert 1.0 + 100e-6 == pytest.approx(costs.transfers_s({3: {1: 62.5e6}})[3])  # which is half as fast

@@ -6,19 +6,69 @@ import sys
 
 import pytest
 
-from tests.changed_recipes import changed_recipe
+from tests.changed_recipes import changed_recipe, copied_recipe, write_before
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Source
 from ttlaunch.lab.virtual import Conditions
 from ttlaunch.lab.virtual_elastic import run_elastic_virtually
+from ttlaunch.lab.virtual_faults import Patience
 from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.running.membership.journal import read_journal
 from ttlaunch.running.runs.run_folder import read_events
 
-FAULTS = "join at step=3; kill rank=1 at step=14"
 STEPS, LEAF_S, MOST_S = 24, 0.1, 240.0
-BLOCK = 3  # micro-batches of 8 that each of three workers computes in a step, one after the other
+SLOW = f"__import__('time').sleep({LEAF_S})"
+
+
+def slow_members(here, recipe):
+    """Write a copy of a recipe whose micro-batches sleep for most of their time, so that other work on the machine changes little."""
+    if recipe == "data_parallel":
+        changed_recipe(here, "index, x_BT, y_BT = batch", SLOW, indent=8)
+        return
+    trainer = copied_recipe(here / "mine", recipe)
+    if recipe == "local_sgd":  # of 8 micro-batches, each of two workers has 4
+        write_before(trainer, "        known = replica.step(step)", f"        __import__('time').sleep(4 * {LEAF_S})\n")
+        return
+    member = trainer.with_name("elastic.py")
+    if recipe == "zero":
+        write_before(
+            member, "        passes = LayerPasses(", f"        indices = [({SLOW}, index)[1] for index in indices]\n"
+        )
+        return
+    # It differentiates a row of micro-batches at once: each of two workers has 4 of 8.
+    pause = f"lambda: (__import__('time').sleep(4 * {LEAF_S}), __import__('contextlib').nullcontext())[1]"
+    member.write_text(member.read_text().replace("validate=validate)", f"validate=validate, around={pause})"))
+
+
+def run_for_real(here, faults, *, recipe="data_parallel", ranks=2, elastic="1:3", steps=STEPS, is_warm=True):
+    """Make a run with faults; returns its folder, its report, and the outcomes of the faults."""
+    slow_members(here, recipe)
+    command = [sys.executable, "-m", "ttlaunch", "chaos", "mine/", "-n", str(ranks), "--elastic", elastic]
+    command += ["--set", f"training_config.steps={steps}", "--plan", faults, "--format", "json"]
+    command += ["--warm"] if is_warm else []
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False)
+    assert 0 == done.returncode, done.stderr
+    [folder] = [path for path in here.glob("runs/[!.]*") if path.is_dir()]
+    report = json.loads((folder / "report.json").read_text())
+    return folder, report, [one["outcome"] for one in json.loads(done.stdout)["faults"]]
+
+
+def compare(report, outcomes, found, *, steps_apart, known=()):
+    """Compare members, the steps after which each epoch began, the outcomes, the status and how many steps were made."""
+    assert [epoch["members"] for epoch in report["epochs"]] == [list(one.epoch.members) for one in found.epochs], known
+    real, simulated = ([epoch["step"] for epoch in report["epochs"]], [one.epoch.step for one in found.epochs])
+    assert real == pytest.approx(simulated, abs=steps_apart), known
+    lost = ([epoch["lost_steps"] for epoch in report["epochs"]], [one.epoch.lost_steps for one in found.epochs])
+    assert lost[0] == pytest.approx(lost[1], abs=steps_apart), known
+    assert outcomes == [str(one.outcome) for one in found.verdict.faults]
+    assert (report["status"], found.steps) == (found.verdict.status, sum(one.epoch.steps for one in found.epochs))
+
+
+def simulate(text, *, leaf_s, start_s, steps=STEPS, lease_s=15.0, **spec):
+    faults, _ = parse_faults(Source("--plan", text))
+    conditions = Conditions(compute_ms=leaf_s * 1e3, faults=tuple(faults), patience=Patience(lease_s))
+    return run_elastic_virtually(RunSpec(**spec), conditions, Unattended(), steps=steps, start_s=start_s)
 
 
 @pytest.mark.mpi
@@ -26,40 +76,70 @@ BLOCK = 3  # micro-batches of 8 that each of three workers computes in a step, o
 def test_a_simulation_has_the_members_and_steps_of_a_real_run_with_the_same_faults(here):
     """Times of this machine are given to the simulation: how long a worker starts, and how long a micro-batch takes.
 
-    A micro-batch sleeps for most of that, so that other work on the machine changes little; a worker still may be ready a step
-    earlier or later.
+    A worker still may be ready a step earlier or later.
     """
-    changed_recipe(here, "index, x_BT, y_BT = batch", f"__import__('time').sleep({LEAF_S})", indent=8)
-    command = [sys.executable, "-m", "ttlaunch", "chaos", "mine/", "-n", "2", "--elastic", "1:3", "--warm"]
-    command += ["--set", f"training_config.steps={STEPS}", "--plan", FAULTS, "--format", "json"]
-    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False)
-    assert 0 == done.returncode, done.stderr
-    [folder] = [path for path in here.glob("runs/[!.]*") if path.is_dir()]
-    report = json.loads((folder / "report.json").read_text())
-    start_s, leaf_s = measured(folder, report)
-
-    faults, _ = parse_faults(Source("--plan", FAULTS))
-    spec = RunSpec("data_parallel", ranks=2, elastic="1:3")
-    conditions = Conditions(compute_ms=leaf_s * 1e3, faults=tuple(faults))
-    found = run_elastic_virtually(spec, conditions, Unattended(), steps=STEPS, start_s=start_s)
-
-    assert [[0, 1], [0, 1, 2], [0, 2], [0, 2, 3]] == [list(one.epoch.members) for one in found.epochs]
-    assert [epoch["members"] for epoch in report["epochs"]] == [list(one.epoch.members) for one in found.epochs]
-    real, simulated = ([epoch["step"] for epoch in report["epochs"]], [one.epoch.step for one in found.epochs])
-    assert real == pytest.approx(simulated, abs=1), (start_s, leaf_s)
-    assert [one["outcome"] for one in json.loads(done.stdout)["faults"]] == [
-        str(one.outcome) for one in found.verdict.faults
-    ]
-    assert (report["status"], STEPS) == (found.verdict.status, sum(one.epoch.steps for one in found.epochs))
-
-
-def measured(folder, report):
-    """How long a worker takes from its start until it registers, and how long one computes for a micro-batch."""
+    text = "join at step=3; kill rank=1 at step=14"
+    folder, report, outcomes = run_for_real(here, text)
     events = read_events(folder)
-    registered = {entry["worker"]: entry["time"] for entry in read_journal(folder) if entry["what"] == "registered"}
-    join, kill = (event["time"] for event in events if event["event"] == "fault")
+    join, _ = (event["time"] for event in events if event["event"] == "fault")
     replaced = next(event["time"] for event in events if event["event"] == "worker_started")
-    start_s = (registered[2] - join + registered[3] - replaced) / 2
-    second = report["epochs"][1]
-    steps = 14 - second["step"]
-    return max(0.0, start_s), (kill - second["time"]) / steps / BLOCK
+    start_s = (waited(folder, 2, since=join) + waited(folder, 3, since=replaced)) / 2
+    leaf_s = micro_batch(folder, report, epoch=1, block=3)
+    found = simulate(text, leaf_s=leaf_s, start_s=start_s, target="data_parallel", ranks=2, elastic="1:3")
+    assert [[0, 1], [0, 1, 2], [0, 2], [0, 2, 3]] == [list(one.epoch.members) for one in found.epochs]
+    compare(report, outcomes, found, steps_apart=1, known=(start_s, leaf_s))
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_stopped_worker_is_killed_and_replaced_in_a_simulation_as_in_a_real_run(here):
+    """It has been stopped and continued before, which has delayed the others and nothing else."""
+    text = "stop rank=1 at step=4; continue rank=1 at step=4; stop rank=1 at step=8"
+    folder, report, outcomes = run_for_real(here, text)
+    replaced = next(event["time"] for event in read_events(folder) if event["event"] == "worker_started")
+    start_s, leaf_s = waited(folder, 3, since=replaced), micro_batch(folder, report, epoch=0, block=4)
+    found = simulate(text, leaf_s=leaf_s, start_s=start_s, target="data_parallel", ranks=2, elastic="1:3")
+    assert [[0, 1], [0], [0, 3]] == [list(one.epoch.members) for one in found.epochs]
+    compare(report, outcomes, found, steps_apart=1, known=(start_s, leaf_s))
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "victim", "members"),
+    [
+        ("hierarchical_parallel", 0, [[0, 1, 2, 3], [2, 1, 3]]),
+        ("zero", 1, [[0, 1, 2], [0, 2]]),
+        ("local_sgd", 1, [[0, 1], [0]]),
+    ],
+)
+def test_members_with_places_change_in_a_simulation_as_in_a_real_run(here, recipe, victim, members):
+    """The run is over before a worker has started in the place of the one that is killed, or else it is in both."""
+    ranks, steps, text = len(members[0]), 12, f"kill rank={victim} at step=6"
+    elastic = f"{ranks - 1}:{ranks}"
+    folder, report, outcomes = run_for_real(
+        here, text, recipe=recipe, ranks=ranks, elastic=elastic, steps=steps, is_warm=False
+    )
+    replaced = next(event["time"] for event in read_events(folder) if event["event"] == "worker_started")
+    start_s = waited(folder, ranks + victim, since=replaced)
+    block = max(stop - first for first, stop in report["epochs"][0]["blocks"])
+    leaf_s = micro_batch(folder, report, epoch=0, block=block)
+    found = simulate(text, leaf_s=leaf_s, start_s=start_s, steps=steps, target=recipe, ranks=ranks, elastic=elastic)
+    assert members == [list(one.epoch.members) for one in found.epochs[:2]]
+    compare(report, outcomes, found, steps_apart=1, known=(start_s, leaf_s))
+
+
+def waited(folder, number, *, since):
+    """How long a worker took from its start until it registered; a minute if it never did."""
+    registered = {entry["worker"]: entry["time"] for entry in read_journal(folder) if entry["what"] == "registered"}
+    return max(0.0, registered.get(number, since + 60.0) - since)
+
+
+def micro_batch(folder, report, *, epoch, block):
+    """How long one micro-batch took, in the steps from the second one of an epoch to the last fault."""
+    events = read_events(folder)
+    fault = [event for event in events if event["event"] == "fault"][-1]
+    began = report["epochs"][epoch]
+    first = began["time"] + (began["pause_s"] or 0.0 if epoch == 0 else 0.0)
+    steps = fault["step"] - began["step"] - (epoch == 0)
+    return (fault["time"] - first) / steps / block

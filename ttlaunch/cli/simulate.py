@@ -226,11 +226,9 @@ def _of_elastic(given: dict[str, Any], *, asks: bool) -> dict[str, Any] | None:
         return None
     if asks:
         raise usage_error("`--elastic` was given with `--what-if`, whose runs have ranks that stay")
-    for name in ("hang_timeout", "lease"):
-        if name in given:
-            option = "--" + name.replace("_", "-")
-            reason = "with which no hang of a run and no lost host is simulated"
-            raise usage_error(f"`{option}` was given with `--elastic`, {reason}", "leave it out")
+    if "hang_timeout" in given:
+        reason = "where a worker that makes no progress is killed after 5 s or four median steps"
+        raise usage_error(f"`--hang-timeout` was given with `--elastic`, {reason}", "leave it out")
     del found["elastic"]  # it is a part of the specification
     return found
 

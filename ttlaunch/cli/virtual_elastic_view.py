@@ -32,7 +32,7 @@ def render_elastic(found: VirtualElasticRun) -> list[str]:
             worker_name(number),
             f"{one.started_s:.3f}",
             "–" if one.ready_s is None else f"{one.ready_s:.3f}",
-            f"{found.bytes_taken(one):,}" if one.taken != [0, 0] else "–",
+            f"{one.got:,}" if one.taken != [0, 0] else "–",
             "–" if one.gone_s is None else f"{one.gone_s:.3f}",
             one.why or ("was still starting when the run was over" if one.ready_s is None else ""),
         )
@@ -58,17 +58,19 @@ def render_elastic(found: VirtualElasticRun) -> list[str]:
 
 
 def _bytes_verdict(found: VirtualElasticRun) -> str:
-    reasons = dict.fromkeys(one.run.no_formula for one in found.epochs if one.run.no_formula is not None)
+    reasons = dict.fromkeys(one.no_formula for one in found.epochs if one.no_formula is not None)
     if reasons:
         return f"no formula, because {next(iter(reasons))}"
-    if differing := sum(one.run.differing for one in found.epochs):
+    if differing := sum(one.differing for one in found.epochs):
         return f"{counted(differing, 'pair')} sent other bytes than the formula says"
+    if not all(one.is_counted for one in found.epochs):
+        return "of each step, as the formula for members says; the time of a step is that of ranks that stay"
     return "of each step, exactly as the formula says"
 
 
 def _cells(one: EpochTime) -> tuple[str, ...]:
-    epoch, run = one.epoch, one.run
-    sent = "–" if run.formula_step_bytes is None or run.differing else f"{run.formula_step_bytes:,}"
+    epoch = one.epoch
+    sent = "–" if one.step_bytes is None or one.differing else f"{one.step_bytes:,}"
     lost = "–" if epoch.lost_s is None or not epoch.reasons else f"{epoch.lost_s * 1e3:.3f}"
     numbers = (
         str(epoch.epoch),
@@ -77,5 +79,6 @@ def _cells(one: EpochTime) -> tuple[str, ...]:
         render_ranks(list(epoch.members)),
         str(epoch.steps),
     )
-    because = "; ".join(epoch.reasons) or "the run began"
+    lost_steps = [f"{counted(epoch.lost_steps, 'step')} of its own lost"] if epoch.lost_steps else []
+    because = "; ".join([*epoch.reasons, *lost_steps]) or "the run began"
     return (*numbers, f"{one.step_ms:.3f}", sent, lost, str(epoch.computed_anew), because)

@@ -86,11 +86,14 @@ def render_verdict(verdict: VirtualVerdict) -> list[str]:
     ]
     failure = verdict.failure
     named = [] if failure is None else [f"  named            {failure.code}: {failure.message}"]
+    end = f"{verdict.status}, over after {verdict.over_s:.3f} s, exit status {verdict.exit_status}"
+    if verdict.exit_status is None:
+        end = f"waits for workers from {verdict.over_s:.3f} s on, until their host is back or somebody ends it"
     return [
         "",
         *render_table([("fault", "outcome", "after", "made at"), *rows], indent="  "),
         "",
-        f"  the run          {verdict.status}, over after {verdict.over_s:.3f} s, exit status {verdict.exit_status}",
+        f"  the run          {end}",
         *named,
     ]
 

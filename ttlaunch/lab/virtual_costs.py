@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,10 @@ from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.lab.virtual import Conditions, VirtualRun, run_each_virtually
 from ttlaunch.planning.fault_checks import targets_of
 from ttlaunch.planning.faults import Fault, Verb
-from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import LaunchPlan, RankRow
 from ttlaunch.planning.routes import network_of
+from ttlaunch.running.metrics.epoch_traffic import members_interval
+from ttlaunch.spec.recipe.declare import Elastic
 
 TIMED_STEPS = 3
 """So many steps of each number of workers are simulated, as many as without `--elastic`."""
@@ -30,46 +32,63 @@ _LEAST_MEANS, _MOST_MEANS, _MEANS_BYTES = 4, 32, 256 * 2**20  # kept by members 
 _WITHIN_S, _WITHIN_BYTES_PER_S = 50e-6, 8e9  # between workers of a host, as on the virtual clock of ranks
 
 
+_Link = tuple[str, int]
+"""A port of a worker where no network is known, else a directed link or the inside of a host: its kind, and whose or which."""
+
+
 class WorkerCosts:
     """What takes time in an elastic run: steps as simulations of as many workers have them, and transfers over the same network.
 
     Attributes:
-        start_s, notice_s, latency_s, most_means: See `Costs`.
-        state_bytes, mean_bytes: The bytes of a state, weights and what the optimizer keeps of them, and of a mean gradient.
+        start_s, notice_s, latency_s, most_means, state_bytes, mean_bytes, every: See `Costs`.
     """
 
-    def __init__(self, spec: RunSpec, plan: LaunchPlan, conditions: Conditions, *, steps: int) -> None:
-        """Simulate the workers that start with the run.
-
-        Raises:
-            LaunchError: They cannot be simulated.
-        """
+    def __init__(
+        self, spec: RunSpec, plan: LaunchPlan, conditions: Conditions, *, steps: int, form: Elastic | None = None
+    ) -> None:
+        """Simulate nothing yet; `form` is how the recipe lets workers come and go, where it is not as in `data_parallel`."""
         assert plan.elastic is not None  # noqa: S101 - the caller has looked
         self._spec, self._plan, self._limits = spec, plan, plan.elastic
         self._conditions = replace(conditions, steps=min(steps, TIMED_STEPS))
         self._network = network_of(plan, over_links=conditions.over_links)
         self._runs: dict[tuple[Any, ...], VirtualRun] = {}
+        self._as_roles = {role: place for place, role in enumerate(form.as_roles if form else ())}
+        self._agreed_bytes = form.agreed_bytes if form else 0
         self.start_s, self.notice_s, self.latency_s = START_S, _NOTICED_S, conditions.link_us / 1e6
         self.state_bytes = self.mean_bytes = 0
-        self.most_means = _MOST_MEANS
+        self.most_means, self.every = _MOST_MEANS, 1
 
     def look_ahead(self, faults: Sequence[Fault]) -> None:
         """Simulate, in one process, the numbers of workers that the faults may lead to."""
-        first, limits = self._limits.first, self._limits
-        joins = sum(one.verb is Verb.JOIN for one in faults)
-        gone = sum(
-            max(1, len(targets_of(one, self._plan.ranks[:first]))) for one in faults if one.verb is not Verb.JOIN
-        )
-        least = max(1, limits.minimum, first - gone, first + joins - _MOST_AHEAD)
-        numbers = [first, *(one for one in range(least, min(limits.maximum, first + joins) + 1) if one != first)]
-        self._simulate([tuple(range(count)) for count in numbers[:_MOST_AHEAD] if count <= limits.maximum])
-        known = self.run_of(range(min(first, limits.maximum)))
+        begun = tuple(range(min(self._limits.first, self._limits.maximum)))
+        possible = {self._key(one): one for one in [begun, *self._to_come(faults)]}
+        self._simulate([*possible.values()][:_MOST_AHEAD])
+        known = self.run_of(begun)
         config = self._plan.as_json()["config"]["training_config"]
         values, copies = known.facts["values"], 3 if config["optimizer"] == "adamw" else 2
         counters = known.facts["tensors"] if config["optimizer"] == "adamw" else 0
         self.mean_bytes = _VALUE_BYTES * values
         self.state_bytes = copies * self.mean_bytes + _VALUE_BYTES * counters
+        if self._limits.has_local_steps:
+            self.state_bytes = self._agreed_bytes * values
+            # One worker alone would send nothing.
+            self.every = members_interval(self._plan.as_json(), facts=[dict(known.facts)] * 2, blocks=[(0, 1), (1, 2)])
         self.most_means = max(_LEAST_MEANS, min(_MOST_MEANS, _MEANS_BYTES // max(1, self.mean_bytes)))
+
+    def _to_come(self, faults: Sequence[Fault]) -> list[tuple[int, ...]]:
+        """Return members that there may be: those that each fault leaves, and as many as come in their place or join."""
+        first, limits, rows = self._limits.first, self._limits, self._plan.ranks[: self._limits.first]
+        joins, left, found = 0, list(range(first)), []
+        for fault in faults:
+            joins += fault.verb is Verb.JOIN
+            if fault.verb in {Verb.JOIN, Verb.CONTINUE}:
+                continue
+            hit = {row.rank for row in rows if row.host == fault.target.value} | {*targets_of(fault, rows)}
+            left = [number for number in left if number not in hit] if hit else left[:-1]
+            found.append(tuple(left))
+        found += [tuple(range(count)) for count in range(len(left), first + joins + 1)]
+        least = max(limits.minimum, 1 + limits.servers)
+        return [one for one in found if least <= len(one) <= limits.maximum]
 
     def run_of(self, members: Sequence[int]) -> VirtualRun:
         """Return the simulation of some workers.
@@ -82,42 +101,67 @@ class WorkerCosts:
             self._simulate([members])
         return self._runs[key]
 
-    def step_s(self, members: Sequence[int]) -> float:
-        return (self.run_of(members).step_ms or 0.0) / 1e3
+    def step_s(self, members: Sequence[int], *, agrees: bool) -> float:
+        local_ms, agreed_ms = self._steps_ms(members)
+        return (agreed_ms if agrees else local_ms) / 1e3
+
+    def mean_step_ms(self, members: Sequence[int]) -> float:
+        """Return the time of a step of some workers, on average from one agreement to the next."""
+        local_ms, agreed_ms = self._steps_ms(members)
+        return (local_ms * (self.every - 1) + agreed_ms) / self.every
+
+    def _steps_ms(self, members: Sequence[int]) -> tuple[float, float]:
+        """Return the time of a step without and with an agreement; the last step of a simulation, as of a training, has one."""
+        run = self.run_of(members)
+        if self.every == 1 or run.slowest is None:
+            return run.step_ms or 0.0, run.step_ms or 0.0
+        each = run.slowest.each_ms
+        return each[0], each[-1]
 
     def leaf_s(self, number: int) -> float:
         first = next(iter(self._runs.values()))
         return first.micro_batch_s * self._conditions.slow.get(number, 1.0)
 
-    def state_s(self, number: int, members: Sequence[int]) -> float:
-        return self._transfer_s(number, members, self.state_bytes)
+    def transfers_s(self, gifts: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
+        """Return how long each transfer takes of those that begin together: as long as the link that carries most of what comes its way.
 
-    def mean_s(self, number: int, members: Sequence[int]) -> float:
-        return self._transfer_s(number, members, self.mean_bytes)
+        Every link is shared until the last transfer over it is over, so this is the most that it can take.
+        """
+        gbps, load, paths = self._conditions.link_gbps, Counter[_Link](), {}
+        for dest, sizes in gifts.items():
+            found = [self._path(giver, dest) for giver in sizes]
+            paths[dest] = found
+            for (links, _), (giver, size) in zip(found, sizes.items(), strict=True):
+                factor = max(self._conditions.slow_link.get(one, 1.0) for one in (giver, dest))
+                for link in links:
+                    load[link] += math.ceil(size * (factor if link[0] == "link" else 1.0))
+        port = gbps * 1e9 / 8
+        times = {}
+        for dest, found in paths.items():
+            latency_s = max((one for _, one in found), default=0.0)
+            crossed = {link for links, _ in found for link in links}
+            times[dest] = latency_s + max((load[link] / self._speed(link, port) for link in crossed), default=0.0)
+        return times
 
-    def _transfer_s(self, number: int, members: Sequence[int], size: int) -> float:
-        """Return how long equal parts travel at the same time: as long as the link takes that carries most."""
-        givers = [one for one in members if one != number]
-        part = size / max(1, len(givers))
-        conditions, network = self._conditions, self._network
-        port = conditions.link_gbps * 1e9 / 8
+    def _path(self, giver: int, dest: int) -> tuple[list[_Link], float]:
+        """Return the links that a transfer crosses, and when its first byte arrives."""
+        network, link_s = self._network, self._conditions.link_us / 1e6
         if network is None:
-            slow = conditions.slow_link
-            longest = max([size * slow.get(number, 1.0), *(part * slow.get(one, 1.0) for one in givers)])
-            return conditions.link_us / 1e6 + longest / port
-        load, latency_s, within = Counter[int](), 0.0, 0.0
-        for giver in givers:
-            ends = network.places[giver], network.places[number]
-            if ends[0] == ends[1]:
-                within, latency_s = within + part, max(latency_s, _WITHIN_S)
-                continue
-            route = network.routes[ends]
-            factor = max(conditions.slow_link.get(one, 1.0) for one in (giver, number))
-            latency_s = max(latency_s, sum(network.hops[link // 2] for link in route) * conditions.link_us / 1e6)
-            for link in route:
-                load[link] += math.ceil(part * factor)
-        over_links = max((size / (port * network.capacities[link // 2]) for link, size in load.items()), default=0.0)
-        return latency_s + max(over_links, within / _WITHIN_BYTES_PER_S)
+            return [("out", giver), ("in", dest)], link_s
+        ends = network.places[giver], network.places[dest]
+        if ends[0] == ends[1]:
+            return [("within", dest)], _WITHIN_S
+        route = network.routes[ends]
+        return [("link", link) for link in route], sum(network.hops[link // 2] for link in route) * link_s
+
+    def _speed(self, link: _Link, port: float) -> float:
+        """Return the bytes in a second of a link."""
+        kind, number = link
+        if kind == "within":
+            return _WITHIN_BYTES_PER_S
+        if self._network is not None:
+            return port * self._network.capacities[number // 2]
+        return port / self._conditions.slow_link.get(number, 1.0)
 
     def _key(self, members: Sequence[int]) -> tuple[Any, ...]:
         rows, conditions = self._plan.ranks, self._conditions
@@ -127,7 +171,8 @@ class WorkerCosts:
         )
 
     def _simulate(self, wanted: Sequence[Sequence[int]]) -> None:
-        orders = [(self._plan_of(members), self._conditions_of(members)) for members in wanted]
+        plans = [self._plan_of(members) for members in wanted]
+        orders = [(plan, self._conditions_of(members, plan.ranks)) for members, plan in zip(wanted, plans, strict=True)]
         for members, found in zip(wanted, run_each_virtually(orders), strict=True):
             if isinstance(found, LaunchError):
                 raise found
@@ -136,16 +181,22 @@ class WorkerCosts:
     def _plan_of(self, members: Sequence[int]) -> LaunchPlan:
         """Return the plan of a run of as many workers, on the hosts of these."""
         local = replace(self._spec, elastic=None, ranks=None, on=LOCAL, hostfile=None, rank_bindings=None)
-        spec = replace(local, overrides=(*self._spec.overrides, f"{_WORKERS}={len(members)}"))
+        count = len(members) - self._limits.servers
+        spec = replace(local, overrides=(*self._spec.overrides, f"{_WORKERS}={count}"))
         plan = plan_simulation(spec, Unattended(), has_room=True)
         rows = [
             replace(self._plan.ranks[number], rank=own.rank, role=own.role, later=False)
-            for number, own in zip(members, plan.ranks, strict=True)
+            for number, own in zip(members, self._in_places(plan.ranks), strict=True)
         ]
-        return replace(plan, ranks=tuple(rows), links=self._plan.links)
+        return replace(plan, ranks=tuple(sorted(rows, key=lambda row: row.rank)), links=self._plan.links)
 
-    def _conditions_of(self, members: Sequence[int]) -> Conditions:
-        own, places = self._conditions, list(enumerate(members))
+    def _in_places(self, rows: Sequence[RankRow]) -> list[RankRow]:
+        """Order ranks that stay as the members that do the same: those with the roles of the first places come first."""
+        return sorted(rows, key=lambda row: (self._as_roles.get(row.role, len(self._as_roles)), row.rank))
+
+    def _conditions_of(self, members: Sequence[int], rows: Sequence[RankRow]) -> Conditions:
+        own = self._conditions
+        places = [(row.rank, number) for row, number in zip(self._in_places(rows), members, strict=True)]
         slow, slow_link = (
             {place: given[number] for place, number in places if number in given} for given in (own.slow, own.slow_link)
         )

@@ -1,6 +1,7 @@
 """An elastic run on a virtual clock: its epochs, what each change of the members costs, and the verdict that the run would get.
 
-Each number of workers is simulated as a run of its own (`lab/virtual.py`): that gives the time and the bytes of a step of an epoch.
+Each number of workers is simulated as a run of its own, whose ranks stay (`lab/virtual.py`): that gives the time of a step of an epoch. Its bytes are
+those of the recipe's formula for members.
 `lab/virtual_members.py` says which epochs there are, with the coordinator of a run. The functions that judge a run judge the result.
 """
 
@@ -19,33 +20,52 @@ from ttlaunch.lab.virtual import Conditions, VirtualRun, check_conditions
 from ttlaunch.lab.virtual_costs import START_S, WorkerCosts
 from ttlaunch.lab.virtual_elastic_faults import PLAYED, TARGETS, Happening, judge_elastic
 from ttlaunch.lab.virtual_faults import VirtualVerdict, not_simulated
-from ttlaunch.lab.virtual_members import Epoch, Process, VirtualMembers
+from ttlaunch.lab.virtual_members import VirtualMembers
+from ttlaunch.lab.virtual_processes import Epoch, Process
 from ttlaunch.planning.fault_checks import check_faults, scope_of
 from ttlaunch.planning.faults import Fault
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.spec.recipe.declare import Elastic
+from ttlaunch.running.metrics.epoch_traffic import members_step_bytes
+from ttlaunch.spec.recipe.declare import Elastic, Recipe
 from ttlaunch.spec.recipe.importing import import_recipe_module
 
 
 @dataclass(frozen=True)
 class EpochTime:
-    """An epoch with the simulation of its workers."""
+    """An epoch with the simulation of its workers.
+
+    Attributes:
+        run: Ranks that stay and do what the members do, apart from what keeps a copy of a state at another member.
+        step_ms: The time of a step; where workers take steps of their own, on average from one agreement to the next.
+        step_bytes: What the members send in each step by the recipe's formula, without what they send in some steps only; None without
+            a formula.
+        is_counted: Whether members send the very messages of ranks that stay, which the simulation has counted.
+    """
 
     epoch: Epoch
     run: VirtualRun
-
-    @property
-    def step_ms(self) -> float:
-        """The time of a step, as a simulation of as many workers has it."""
-        assert self.run.step_ms is not None  # noqa: S101 - workers count steps
-        return self.run.step_ms
+    step_ms: float
+    step_bytes: int | None
+    is_counted: bool
 
     def as_json(self) -> dict[str, Any]:
         own = vars(self.epoch)
         lists = {"members": list(self.epoch.members), "reasons": list(self.epoch.reasons)}
         blocks = [list(block) for block in self.epoch.blocks]
-        sent = {"step_bytes": self.run.formula_step_bytes, "differing_pairs": self.run.differing}
-        return {**own, **lists, "blocks": blocks, "step_ms": self.step_ms, **sent, "no_formula": self.run.no_formula}
+        sent = {"step_bytes": self.step_bytes, "differing_pairs": self.differing, "no_formula": self.no_formula}
+        return {**own, **lists, "blocks": blocks, "step_ms": self.step_ms, **sent}
+
+    @property
+    def differing(self) -> int:
+        """How many pairs of members sent other bytes than the formula says, as far as they were counted."""
+        return self.run.differing if self.is_counted else 0
+
+    @property
+    def no_formula(self) -> str | None:
+        """Why there is no formula, as a clause; None if there is one."""
+        if self.is_counted:
+            return self.run.no_formula
+        return "it has none for members that come and go" if self.step_bytes is None else None
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,6 @@ class VirtualElasticRun:
     Attributes:
         steps: How many steps it was to make.
         start_s: How long a worker takes from its start until it can get the state.
-        state_bytes, mean_bytes: What a worker that comes gets of a state, and of a mean gradient.
         workers: The processes of all workers that were started, by number.
         over_s: When the run would be over, in seconds after the begin of its first step.
     """
@@ -64,8 +83,6 @@ class VirtualElasticRun:
     conditions: Conditions
     steps: int
     start_s: float
-    state_bytes: int
-    mean_bytes: int
     epochs: tuple[EpochTime, ...]
     workers: dict[int, Process]
     over_s: float
@@ -82,7 +99,7 @@ class VirtualElasticRun:
                 "why": one.why or None,
                 "states": one.taken[0],
                 "means": one.taken[1],
-                "bytes": self.bytes_taken(one),
+                "bytes": one.got,
             }
             for number, one in sorted(self.workers.items())
         ]
@@ -95,10 +112,6 @@ class VirtualElasticRun:
             "over_s": self.over_s,
             "verdict": self.verdict.as_json(),
         }
-
-    def bytes_taken(self, process: Process) -> int:
-        """Return how many bytes of the state and of mean gradients a worker has got from others."""
-        return process.taken[0] * self.state_bytes + process.taken[1] * self.mean_bytes
 
 
 def run_elastic_virtually(
@@ -118,38 +131,61 @@ def run_elastic_virtually(
     """
     plan = plan_simulation(spec, dialogue, has_room=True)
     assert plan.elastic is not None  # noqa: S101 - the run has `elastic`
-    _refuse_other_messages(plan)
+    recipe = _recipe_of(plan)
     config = plan.as_json()["config"]["training_config"]
     steps = int(config["steps"]) if steps is None else steps
     check_conditions(conditions, world_size=len(plan.ranks))
     _check_faults(conditions.faults, plan, steps=steps)
-    costs = WorkerCosts(spec, plan, replace(conditions, faults=(), times_micro_batch=True), steps=steps)
+    assert isinstance(recipe.elastic, Elastic)  # noqa: S101 - the plan was made
+    of_steps = replace(conditions, faults=(), times_micro_batch=True)
+    costs = WorkerCosts(spec, plan, of_steps, steps=steps, form=recipe.elastic)
     costs.start_s = start_s
     costs.look_ahead(conditions.faults)
     members = VirtualMembers(plan.elastic, hosts=[row.host for row in plan.ranks], steps=steps, costs=costs)
-    happening = Happening(conditions.faults, plan.ranks, members)
+    happening = Happening(conditions.faults, plan.ranks, members, lease_s=conditions.patience.lease_s)
     members.run()
     assert members.over_s is not None  # noqa: S101 - it has run
-    epochs = tuple(EpochTime(one, costs.run_of(one.members)) for one in members.epochs)
+    is_counted = recipe.elastic.traffic is recipe.traffic
+    epochs = tuple(_timed(one, costs, plan, is_counted=is_counted) for one in members.epochs)
     verdict = judge_elastic(plan, conditions.faults, members, happening=happening)
-    known = plan, conditions, steps, start_s, costs.state_bytes, costs.mean_bytes
-    return VirtualElasticRun(*known, epochs, members.processes, members.over_s, verdict)
+    return VirtualElasticRun(plan, conditions, steps, start_s, epochs, members.processes, members.over_s, verdict)
 
 
-def _refuse_other_messages(plan: LaunchPlan) -> None:
-    """Refuse recipes of which an epoch is not what a run of as many ranks is."""
-    content = plan.as_json()["recipe"]
+def _timed(epoch: Epoch, costs: WorkerCosts, plan: LaunchPlan, *, is_counted: bool) -> EpochTime:
+    run, step_ms = costs.run_of(epoch.members), costs.mean_step_ms(epoch.members)
+    if is_counted:
+        return EpochTime(epoch, run, step_ms, run.formula_step_bytes, is_counted)
+    facts = [dict(run.facts)] * len(epoch.members)
+    size = members_step_bytes(plan.as_json(), facts=facts, blocks=epoch.blocks)
+    return EpochTime(epoch, run, step_ms, size, is_counted)
+
+
+def _recipe_of(plan: LaunchPlan) -> Recipe:
+    """Return the recipe of a plan.
+
+    Raises:
+        LaunchError: No run whose ranks stay has steps like those of its epochs.
+    """
+    content, limits = plan.as_json()["recipe"], plan.elastic
     recipe = import_recipe_module(Path(content["folder"]), "recipe").RECIPE
     form = recipe.elastic
-    assert isinstance(form, Elastic)  # noqa: S101 - the plan was made
+    assert isinstance(recipe, Recipe) and isinstance(form, Elastic) and limits is not None  # noqa: S101, PT018 - the plan was made
+    hint = "`ttlaunch chaos` takes it, and `data_parallel` or `hierarchical_parallel`, for example, can be simulated"
     if form.has_local_steps:
-        why = "a change of its members also loses local steps, of which the virtual clock knows nothing"
-    elif form.slots is not None or form.servers or form.traffic is not recipe.traffic:
-        why = "its members send other messages than ranks that stay, which alone can be simulated"
+        return recipe
+    if limits.slots is None and limits.servers:
+        why = "its server hands out tasks, and nobody waits for a step of all"
+    elif not (limits.kept_bytes or limits.shadow_bytes):
+        why = "its members keep no mean gradient for one that lacks a step, as where messages of several steps overlap"
+        hint = "`classic_dp` keeps it with `--set classic_dp_config.staleness_bound=0`; `ttlaunch chaos` takes all"
+    elif limits.servers and not form.as_roles:
+        why, hint = (
+            "it does not say which ranks that stay do what its members do",
+            "`as_roles` of its `Elastic` says so",
+        )
     else:
-        return
-    message = f"`--elastic` cannot be simulated for {content['name']}: {why}"
-    raise usage_error(message, "`ttlaunch chaos` takes it, and `data_parallel` can be simulated")
+        return recipe
+    raise usage_error(f"`--elastic` cannot be simulated for {content['name']}: {why}", hint)
 
 
 def _check_faults(faults: Sequence[Fault], plan: LaunchPlan, *, steps: int) -> None:
@@ -160,7 +196,7 @@ def _check_faults(faults: Sequence[Fault], plan: LaunchPlan, *, steps: int) -> N
             [one for one, is_ours in zip(faults, is_played, strict=True) if is_ours], replace(scope, last_step=steps)
         )
     )
-    reason = "while workers come and go, only their own ends, joins and departures are simulated"
+    reason = "while workers come and go, only what happens to themselves and to the network of a host is simulated"
     found += [not_simulated(one, reason) for one, is_ours in zip(faults, is_played, strict=True) if not is_ours]
     if has_errors(found):
         raise LaunchError(found)

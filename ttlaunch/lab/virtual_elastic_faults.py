@@ -3,14 +3,15 @@
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.contract import worker_name
+from ttlaunch.contract import LEASE_S, worker_name
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.lab.chaos.inject import FAULT, MISSED
-from ttlaunch.lab.chaos.verdict import judge_faults
+from ttlaunch.lab.chaos.verdict import Outcome, judge_faults
 from ttlaunch.lab.virtual_faults import VirtualVerdict
 from ttlaunch.lab.virtual_members import VirtualMembers
 from ttlaunch.membership.coordinator_state import Phase as MembersPhase
@@ -20,7 +21,8 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RankRow
 from ttlaunch.records.endings import RankExit
 from ttlaunch.records.ranks import Started
 from ttlaunch.running.conclude import Ending, conclude
-from ttlaunch.running.membership.elastic_run import few_are_left
+from ttlaunch.running.lost_hosts import cut_off
+from ttlaunch.running.membership.elastic_run import why_nobody_goes_on
 from ttlaunch.running.membership.members import NotAdmittedError
 from ttlaunch.running.membership.membership import check_can_leave
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -29,11 +31,14 @@ from ttlaunch.running.watch import Phase, RankState, Watch
 _START = 1e9  # when the run begins, in seconds since the epoch: any time
 _ENDS = {Verb.KILL: signal.SIGKILL, Verb.SEGV: signal.SIGSEGV}
 
-PLAYED = frozenset({*_ENDS, Verb.STOP, Verb.JOIN, Verb.LEAVE})
+PLAYED = frozenset({*_ENDS, Verb.STOP, Verb.CONTINUE, Verb.CUT, Verb.JOIN, Verb.LEAVE})
 """The verbs that can happen."""
 
 TARGETS = frozenset({Kind.RANK, Kind.ROLE, Kind.HOST, Kind.SHIM, Kind.RUN})
 """The kinds of what they can happen to."""
+
+WAITING = "waiting"
+"""The status of a run that waits for workers of lost hosts, until somebody ends it."""
 
 
 class Happening:
@@ -41,10 +46,16 @@ class Happening:
 
     Attributes:
         events: What the history of the run would have of them.
-        exits: How and when workers ended: the signal, or None where it was a shim that was killed.
+        exits: How workers ended: the signal, or None where it was a shim that was killed.
+        cuts: The hosts that were cut off, and when.
     """
 
-    def __init__(self, faults: Sequence[Fault], rows: Sequence[RankRow], members: VirtualMembers) -> None:
+    def __init__(
+        self, faults: Sequence[Fault], rows: Sequence[RankRow], members: VirtualMembers, *, lease_s: float = LEASE_S
+    ) -> None:
+        """Make nothing yet; a host that is cut off counts as lost after `lease_s`."""
+        self.lease_s = lease_s
+        self.cuts: dict[str, float] = {}
         self._pending = list(enumerate(faults))
         self._rows, self._members = rows, members
         self.events: list[dict[str, Any]] = []
@@ -91,26 +102,49 @@ class Happening:
     def _act(self, fault: Fault, alive: Sequence[int]) -> str:
         """Make a fault; returns why that is not possible, or nothing."""
         members = self._members
+        reached = [number for number in alive if members.hears(number)]
         match fault.verb:
             case Verb.JOIN:
-                return "" if members.start_next() is not None else "every row of the plan has been started"
+                return self._let_join()
             case Verb.LEAVE:
-                try:
-                    if alive[0] in members.coordinator.staying:
-                        check_can_leave(members.coordinator, alive[0])
-                except NotAdmittedError as error:
-                    return str(error)
-                members.ask_to_leave(alive[0])
+                return self._let_leave(alive[0])
+            case Verb.CUT:
+                host = str(fault.target.value)
+                self.cuts.setdefault(host, members.now)
+                members.cut(host, lease_s=self.lease_s)
             case Verb.STOP:
-                for number in alive:
-                    self.exits[number] = signal.SIGKILL
+                for number in reached:
                     members.stop(number)
+            case Verb.CONTINUE:
+                for number in reached:
+                    members.let_go_on(number)
             case verb:
                 is_shim = fault.target.kind is Kind.SHIM
-                for number in alive:
+                for number in reached:
                     self.exits[number] = None if is_shim else _ENDS[verb]
                     how = "was lost: its shim was killed" if is_shim else f"was killed by {_ENDS[verb].name}"
                     members.end(number, how)
+        return ""
+
+    def _let_join(self) -> str:
+        members = self._members
+        number = members.next_to_start()
+        if number is None:
+            return "every row of the plan has been started"
+        host = self._rows[number].host
+        if host in members.away:
+            return f"rank {number} cannot start: host {host} is lost"
+        members.start(number)
+        return ""
+
+    def _let_leave(self, number: int) -> str:
+        members = self._members
+        try:
+            if number in members.coordinator.staying:
+                check_can_leave(members.coordinator, number)
+        except NotAdmittedError as error:
+            return str(error)
+        members.ask_to_leave(number)
         return ""
 
 
@@ -118,50 +152,98 @@ def judge_elastic(
     plan: LaunchPlan, faults: Sequence[Fault], members: VirtualMembers, *, happening: Happening
 ) -> VirtualVerdict:
     """Return the verdict that a run with these members would get."""
+    assert plan.elastic is not None  # noqa: S101 - the run is elastic
     over_s, is_done = members.over_s or 0.0, members.coordinator.phase is MembersPhase.FINISHED
+    if not is_done:
+        over_s = max([over_s, *(cut_s + happening.lease_s for cut_s in happening.cuts.values())])
     with tempfile.TemporaryDirectory(prefix="ttl-verdict-") as place:
         folder = RunFolder("virtual", Path(place))
         for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
             folder.file(name).mkdir()
         watch = Watch(plan, folder)
-        _record(watch.ranks, members, happening, is_done=is_done)
+        outlived = _outlived(members, is_done=is_done)
+        _record(watch.ranks, members, happening, is_done=is_done, outlived=outlived)
         report = conclude(
             plan,
             folder,
             watch=watch,
-            ending=_ending(plan, members, happening, is_done=is_done),
+            ending=_ending(members, happening, watch.ranks, needed=plan.elastic.minimum, outlived=outlived),
             engine=ENGINES[0].never_started(),
-            returncode=0 if is_done else 1,
+            returncode=0 if is_done or members.waits else 1,
             duration_s=over_s,
             leftovers=0,
         )
     epochs = [{**vars(one), "time": _START + one.at_s} for one in members.epochs]
-    found = judge_faults(faults, list(_events(members, happening)), {**report.as_json(), "epochs": epochs})
+    found = judge_faults(
+        faults, list(_events(members, happening)), {**report.as_json(), "epochs": epochs}, lease_s=happening.lease_s
+    )
+    if members.waits:
+        awaited = [replace(one, outcome=Outcome.AWAITED) if one.outcome.is_wrong else one for one in found]
+        return VirtualVerdict(WAITING, None, None, tuple(awaited), over_s)
     return VirtualVerdict(report.status, report.exit_status, report.failure, tuple(found), over_s)
 
 
-def _ending(plan: LaunchPlan, members: VirtualMembers, happening: Happening, *, is_done: bool) -> Ending:
-    """Return what the supervisor would know at the end: whose end the others have outlived, as in `ElasticRun`."""
+def _outlived(members: VirtualMembers, *, is_done: bool) -> frozenset[int]:
+    """Return the workers whose end others have outlived, as in `ElasticRun`."""
     processes = members.processes
     gone = frozenset(number for number, one in processes.items() if one.gone_s is not None)
+    if is_done or members.waits:
+        return gone
     made = [one.members for one in members.epochs if one.done_s is not None]
     before = {number for numbers in made[:-1] for number in numbers}
     dismissed = {number for number in gone if processes[number].has_left}
-    outlived = frozenset(before.difference(*made[-1:]) | dismissed)
-    ending = Ending(tolerated=gone if is_done else outlived)
+    return frozenset(before.difference(*made[-1:]) | dismissed)
+
+
+def _ending(
+    members: VirtualMembers,
+    happening: Happening,
+    ranks: Sequence[RankState],
+    *,
+    needed: int,
+    outlived: frozenset[int],
+) -> Ending:
+    """Return what the supervisor would know at the end."""
+    processes, coordinator = members.processes, members.coordinator
+    gone = frozenset(number for number, one in processes.items() if one.gone_s is not None)
+    ending = Ending()
+    is_done = coordinator.phase is MembersPhase.FINISHED
+    has_failed = not is_done and not members.waits
+    for host, cut_s in happening.cuts.items():
+        # The launcher cannot end what is on a silent host: a run that fails meanwhile ends when the lease does.
+        if host in members.away or has_failed:
+            ending.away[host] = cut_off(host, last_heard=_START + cut_s)
+    ending.tolerate(outlived, ranks)
     ending.too_late = frozenset(processes) - gone if is_done else frozenset()
-    shims = [number for number in gone if happening.exits.get(number, signal.SIGKILL) is None]
+    shims = [number for number in gone if number in happening.exits and happening.exits[number] is None]
     ending.lost_shims = {number: _START + (processes[number].gone_s or 0.0) for number in shims}
-    if members.is_short:
-        assert plan.elastic is not None  # noqa: S101 - the run is elastic
+    if has_failed:
         why = [f"{worker_name(number)} {one.why}" for number, one in sorted(processes.items()) if one.why]
-        needed, left = plan.elastic.minimum, len(members.coordinator.workers)
-        ending.failure = few_are_left(left, needed=needed, at=_START + (members.over_s or 0.0), why=why)
+        left = [state for state in ranks if state.phase is not Phase.ABSENT and state.row.rank not in outlived]
+        is_of_a_worker = any(
+            state.phase is Phase.FAILED or (state.exit is None and ending.why_lost(state)) for state in left
+        )
+        at = _START + (members.over_s or 0.0)
+        ending.failure = why_nobody_goes_on(
+            coordinator,
+            is_of_a_worker=is_of_a_worker,
+            needed=needed,
+            at=at,
+            why=why,
+            next_step="",
+        )
     return ending
 
 
-def _record(ranks: Sequence[RankState], members: VirtualMembers, happening: Happening, *, is_done: bool) -> None:
-    """Enter what the shims would have recorded."""
+def _record(
+    ranks: Sequence[RankState],
+    members: VirtualMembers,
+    happening: Happening,
+    *,
+    is_done: bool,
+    outlived: frozenset[int],
+) -> None:
+    """Enter what the shims would have recorded, or the launcher in place of those of a lost host."""
     for state in ranks:
         rank = state.row.rank
         process = members.processes.get(rank)
@@ -171,6 +253,7 @@ def _record(ranks: Sequence[RankState], members: VirtualMembers, happening: Happ
         state.phase, state.step, state.ready_time = Phase.RUNNING, process.reported, _START + process.started_s
         state.started = Started(time=_START + process.started_s, pid=1)
         time = _START + (process.gone_s if process.gone_s is not None else members.over_s or 0.0)
+        how = happening.exits.get(rank, signal.SIGKILL)  # one that makes no progress is killed
         if process.gone_s is None:
             state.exit = (
                 RankExit(rank=rank, time=time, status=0)
@@ -179,7 +262,7 @@ def _record(ranks: Sequence[RankState], members: VirtualMembers, happening: Happ
             )
         elif process.has_left:
             state.exit = RankExit(rank=rank, time=time, status=0)
-        elif (how := happening.exits.get(rank)) is not None:
+        elif how is not None and (members.hears(rank) or rank in outlived):
             state.exit, state.phase = RankExit(rank=rank, time=time, signal=how), Phase.FAILED
 
 

@@ -48,14 +48,14 @@ class VirtualVerdict:
     """How a run with faults would end.
 
     Attributes:
-        status, exit_status: Those of its report.
+        status, exit_status: Those of its report; an elastic run that waits for lost hosts without end is `waiting`, and has no exit status.
         failure: The first failure; None if there is none.
         faults: What came of each fault.
-        over_s: When it would be over, in seconds after its start.
+        over_s: When it would be over, or nothing more happens, in seconds after its start.
     """
 
     status: str
-    exit_status: int
+    exit_status: int | None
     failure: Failure | None
     faults: tuple[Verdict, ...]
     over_s: float

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.running.metrics.epoch_traffic import EpochTraffic, compare_epochs
+from ttlaunch.running.metrics.epoch_traffic import (
+    EpochTraffic,
+    compare_epochs,
+    members_interval,
+    members_step_bytes,
+)
 from ttlaunch.running.metrics.telemetry import read_rank
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -172,3 +177,13 @@ def test_only_a_worker_of_an_elastic_run_sends_to_those_that_have_joined_from_ot
     bad = []
     entry = read_rank(tmp_path, 0, world_size=4, complain=bad.append)
     assert (is_good, not is_good) == (entry.is_written, bool(bad))
+
+
+def test_a_formula_for_members_gives_the_bytes_of_a_step_and_the_steps_between_agreements():
+    both = {"facts": [{"values": VALUES, "validation_micro_batches": 1}] * 2, "blocks": BLOCKS}
+    alone = {"facts": both["facts"][:1], "blocks": [[0, 8]]}
+    shards = plan_of("zero", zero_config={"stage": 3})
+    local = plan_of("local_sgd", local_sgd_config={"every": 4})
+    assert (A_STEP, 0) == (members_step_bytes(plan_of(), **both), members_step_bytes(plan_of(), **alone))
+    assert (None, 1) == (members_step_bytes(shards, **both), members_interval(shards, **both))
+    assert (0, 4) == (members_step_bytes(local, **both), members_interval(local, **both))

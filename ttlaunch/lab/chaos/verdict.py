@@ -34,6 +34,9 @@ class Outcome(StrEnum):
     UNNOTICED = "unnoticed"  # it was injected, and the run ended as if it had not been
     ENDURED = "endured"  # it was harmless, and the run did not fail
     REPLACED = "replaced"  # it ended workers of an elastic run, and the others went on to the end
+    AWAITED = (
+        "awaited"  # it took workers from an elastic run on a virtual clock, which waits for their host without end
+    )
     OVERTAKEN = "overtaken"  # something else broke the run first
     NOT_MADE = "not made"  # the run had ended, or the fault could not be injected
 

@@ -9,6 +9,7 @@ from ttlaunch import contract
 from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.diagnostics.terminal_text import clean
+from ttlaunch.membership.coordinator_state import Coordinator
 from ttlaunch.membership.coordinator_state import Phase as MembersPhase
 from ttlaunch.membership.messages import Member
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -349,19 +350,16 @@ class ElasticRun:
     def _too_few(self, ranks: Sequence[RankState], why_lost: Callable[[RankState], str]) -> Failure | None:
         """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name."""
         why = tuple(f"{worker_name(number)} {reason}" for number, reason in sorted(self.membership.left.items()))
-        resume = self._how_to_go_on()
-        if self.membership.state.lacks_slots:
-            cause = "a part of the state is gone: the worker that owned it and its shadow ended together"
-            return Failure(code="R075", cause=cause, time=time.time(), evidence=why, next_step=resume)
         left = [state for state in _present(ranks) if state.row.rank not in self.tolerated]
-        if any(state.phase is Phase.FAILED or (state.exit is None and why_lost(state)) for state in left):
-            return None
-        count = len(self.membership.state.workers)
-        if count and self.membership.phase is MembersPhase.STRANDED:
-            who = "the worker that is left" if count == 1 else f"the {count} workers that are left"
-            cause = f"{who} cannot go on: the weights are gone with those that ended"
-            return Failure(code="R075", cause=cause, time=time.time(), evidence=why, next_step=resume)
-        return few_are_left(count, needed=self._limits.minimum, at=time.time(), why=why)
+        is_of_a_worker = any(state.phase is Phase.FAILED or (state.exit is None and why_lost(state)) for state in left)
+        return why_nobody_goes_on(
+            self.membership.state,
+            is_of_a_worker=is_of_a_worker,
+            needed=self._limits.minimum,
+            at=time.time(),
+            why=why,
+            next_step=self._how_to_go_on(),
+        )
 
     def _how_to_go_on(self) -> str:
         step = self._newest_checkpoint()
@@ -415,8 +413,29 @@ class ElasticRun:
         self._view.output("stderr", clean(text).encode())
 
 
-def few_are_left(count: int, *, needed: int, at: float, why: Sequence[str]) -> Failure:
-    """Return the failure of a run that has too few workers for a step, and none is starting; `why` says how others ended."""
+def why_nobody_goes_on(
+    state: Coordinator, *, is_of_a_worker: bool, needed: int, at: float, why: Sequence[str], next_step: str
+) -> Failure | None:
+    """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name.
+
+    Args:
+        state: What the coordinator knows.
+        is_of_a_worker: Whether a worker that the others did not outlive has failed, or was lost.
+        needed: How many workers a step needs.
+        at: When the run could not go on, in seconds since the epoch.
+        why: How others ended, a clause for each.
+        next_step: How to go on from what was saved.
+    """
+    if state.lacks_slots:
+        cause = "a part of the state is gone: the worker that owned it and its shadow ended together"
+        return Failure(code="R075", cause=cause, time=at, evidence=tuple(why), next_step=next_step)
+    if is_of_a_worker:
+        return None
+    count = len(state.workers)
+    if count and state.phase is MembersPhase.STRANDED:
+        who = "the worker that is left" if count == 1 else f"the {count} workers that are left"
+        cause = f"{who} cannot go on: the weights are gone with those that ended"
+        return Failure(code="R075", cause=cause, time=at, evidence=tuple(why), next_step=next_step)
     cause = f"{counted(count, 'worker')} {'is' if count == 1 else 'are'} left, and a step needs {needed}"
     return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=at, evidence=tuple(why))
 

@@ -97,18 +97,9 @@ class Membership:
             tell: Passes an order on to a worker; orders may be lost.
             hang_s: After how many seconds without progress a worker counts as hung; None: that follows from the steps.
         """
-        terms = Terms(
-            limits.minimum,
-            limits.maximum,
-            limits.micro_batches,
-            frozenset(range(limits.first)),
-            slots=limits.slots,
-            servers=limits.servers,
-            has_local_steps=limits.has_local_steps,
-        )
         self.changes: list[Change] = []
         self.left: dict[int, str] = {}
-        self._state = Coordinator(terms)
+        self._state = Coordinator(terms_of(limits))
         self._journal, self._tell = journal, tell
         self._pulse = Pulse(hang_s=hang_s)
         self._reasons: list[str] = []  # for the next epoch
@@ -311,6 +302,19 @@ class Membership:
             self._tell(order.to, text.encode())
         if any(isinstance(order.message, Finish) for order in orders):
             self._pulse.restart((), 0.0)
+
+
+def terms_of(limits: ElasticLimits) -> Terms:
+    """Return what the coordinator of a run with these limits goes by."""
+    return Terms(
+        limits.minimum,
+        limits.maximum,
+        limits.micro_batches,
+        frozenset(range(limits.first)),
+        slots=limits.slots,
+        servers=limits.servers,
+        has_local_steps=limits.has_local_steps,
+    )
 
 
 def check_can_leave(state: Coordinator, number: int) -> None:

@@ -17,7 +17,7 @@ from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry, rea
 
 if TYPE_CHECKING:
     from ttlaunch.spec.recipe.sections import ConfigFile
-    from ttlaunch.spec.recipe.traffic import Formula
+    from ttlaunch.spec.recipe.traffic import Formula, Traffic
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,52 @@ def _formula(plan: Mapping[str, Any]) -> _MembersFormula | None:
     return _MembersFormula(recipe.config, recipe.elastic.traffic)
 
 
+def members_step_bytes(
+    plan: Mapping[str, Any], *, facts: Sequence[Mapping[str, int]], blocks: Sequence[tuple[int, int]]
+) -> int | None:
+    """Return what the members of an epoch send in each step, by the recipe's formula, without what they send in some steps only.
+
+    Args:
+        plan: The content of a `plan.json`.
+        facts: The numbers that each member reports, by place.
+        blocks: The micro-batches of each.
+
+    Returns:
+        None where the recipe has no formula for epochs.
+    """
+    formula = _formula(plan)
+    each = None if formula is None else _each_step(formula, plan, facts=facts, blocks=blocks)
+    return None if each is None else sum(one.per_step for one in each if one.every == 1)
+
+
+def members_interval(
+    plan: Mapping[str, Any], *, facts: Sequence[Mapping[str, int]], blocks: Sequence[tuple[int, int]]
+) -> int:
+    """Return the number of steps from one agreement of the members to the next, by the recipe's formula; 1 if it has none. See above."""
+    formula = _formula(plan)
+    each = None if formula is None else _each_step(formula, plan, facts=facts, blocks=blocks)
+    return max((one.every for one in each or ()), default=1)
+
+
+def _each_step(
+    formula: _MembersFormula,
+    plan: Mapping[str, Any],
+    *,
+    facts: Sequence[Mapping[str, int]],
+    blocks: Sequence[tuple[int, int]],
+) -> "list[Traffic] | None":
+    """Return what members send in steps, as far as it is counted; None where the recipe has no formula for them."""
+    from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - runs of programs read no recipe
+
+    role = plan["ranks"][0]["role"]
+    ranks = Ranks([role] * len(facts), facts, blocks=blocks)
+    try:
+        found = formula.traffic(formula.config.model_validate_json(json.dumps(plan["config"])), ranks)
+    except Exception:  # noqa: BLE001 - whatever a user's recipe raises, there is nothing to compare with
+        return None
+    return None if found is None else [one for one in found if one.per_step and one.is_measured]
+
+
 def _compare(
     formula: _MembersFormula,
     plan: Mapping[str, Any],
@@ -105,19 +151,13 @@ def _compare(
     members: Sequence[RankTelemetry],
     steps: range,
 ) -> EpochTraffic | None:
-    from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - runs of programs read no recipe
-
-    role = plan["ranks"][0]["role"]
-    facts = Ranks([role] * len(members), [one.facts for one in members], blocks=epoch["blocks"])
-    try:
-        found = formula.traffic(formula.config.model_validate_json(json.dumps(plan["config"])), facts)
-    except Exception:  # noqa: BLE001 - whatever a user's recipe raises, there is nothing to compare with
+    each = _each_step(formula, plan, facts=[one.facts for one in members], blocks=epoch["blocks"])
+    if not each:
         return None
-    each = [one for one in found or () if one.per_step and one.is_measured]
     operations = {one.operation for one in each}
     if any(one.every > 1 for one in each):
         steps = steps[:-1]  # the last step of a training has an average, too, whatever its number
-    if not each or not steps:
+    if not steps:
         return None
     size = sum(
         row.size * (row.steps_until(steps[-1]) - row.steps_until(steps[0] - 1))

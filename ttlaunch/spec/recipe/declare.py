@@ -250,8 +250,11 @@ class Elastic:
         slots: Into how many slots the state is cut that not every worker keeps: a number, or the key that gives it; 0 for as many as
             there are workers; None: every worker has all of it.
         servers: How many workers keep slots and differentiate no micro-batches: a number, or the key that gives it.
+        as_roles: Where ranks stay, the roles of those that do what members at the first places do, in the order of these places; further
+            members are then workers. A simulation takes the time of a step from such ranks.
         has_local_steps: Whether workers take steps of their own between averages. The bits are then those of any run whose
             members have changed after the same steps.
+        agreed_bytes: How many bytes of each parameter such workers have equal after an average; one that comes gets them.
         shadow_bytes: Returns how many bytes of each parameter all shadows together keep; None if there are no shadows.
         kept_bytes: How many bytes of each parameter each worker keeps of the last step, for one that lacks it: 4 for a mean gradient;
             or a function that returns it.
@@ -263,7 +266,9 @@ class Elastic:
     only: Mapping[str, Any] = field(default_factory=dict)
     slots: int | Per | None = None
     servers: int | Per = 0
+    as_roles: Sequence[str] = ()
     has_local_steps: bool = False
+    agreed_bytes: int = 0
     shadow_bytes: Callable[[Any], int] | None = None
     kept_bytes: int | Callable[[Any], int] = 0
     traffic: Formula | None = None

@@ -1,0 +1,152 @@
+"""The processes of workers and the epochs of an elastic run on a virtual clock, and what takes time there."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ttlaunch.membership.messages import Begin
+from ttlaunch.membership.worker import Leaves, WorkerState
+from ttlaunch.spec.recipe.blocks import aligned_subtrees
+
+
+class Costs(Protocol):
+    """What takes time, in seconds, and what travels, in bytes.
+
+    Attributes:
+        start_s: A worker, from its start until it registers.
+        notice_s: The end of a process, until the coordinator knows of it.
+        latency_s: A message between the coordinator and a worker.
+        most_means: So many mean gradients do members keep for a worker that follows.
+        state_bytes: A state: weights and what the optimizer keeps of them.
+        mean_bytes: A mean gradient; the weights have as many.
+        every: After so many steps workers agree; 1 where no worker takes a step of its own.
+    """
+
+    start_s: float
+    notice_s: float
+    latency_s: float
+    most_means: int
+    state_bytes: int
+    mean_bytes: int
+    every: int
+
+    def step_s(self, members: Sequence[int], *, agrees: bool) -> float:
+        """Return the time of a whole step of these workers, which are in the order of their places, with or without an agreement."""
+
+    def leaf_s(self, number: int) -> float:
+        """Return the time that a worker computes for one micro-batch."""
+
+    def transfers_s(self, gifts: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
+        """Return how long each of some workers gets what others give it at the same time, by number: of each giver so many bytes."""
+
+
+@dataclass
+class Epoch:
+    """An epoch, and what the change that led to it has cost; times in seconds after the begin of the first step.
+
+    Attributes:
+        members: The numbers of the workers.
+        step: The step after which it began.
+        at_s: When it began.
+        reasons: Why.
+        computed_anew: How many micro-batches of the interrupted step had to be computed again.
+        lost_steps: How many steps of their own went with workers that take part no more.
+        steps: How many steps were made in it.
+        done_s: When its first step was done; None if none was.
+        lost_s: How much later that was than with one step of the new members right after the last step before; None if none was made.
+        blocks: The micro-batches of each member in all steps but the first.
+    """
+
+    epoch: int
+    members: tuple[int, ...]
+    step: int
+    at_s: float
+    reasons: tuple[str, ...]
+    computed_anew: int
+    blocks: tuple[Leaves, ...]
+    lost_steps: int = 0
+    steps: int = 0
+    done_s: float | None = None
+    lost_s: float | None = None
+
+
+@dataclass
+class Process:
+    """The process of a worker.
+
+    Attributes:
+        started_s: When it was started.
+        ready_s: When it could take part, with or without the state; None if it never could.
+        gone_s, why: When and how it ended; None while it lives.
+        stopped_s: Since when it is stopped; None if it is not.
+        later: What it does when it is continued.
+        taken, got: How many states and how many mean gradients it has got from others, and how many bytes altogether.
+        reported: The last step that it has made as a member, as far as the launcher knows.
+        lost_s: When the coordinator knew that it had ended, or treated it so.
+        has_left: Whether it was dismissed, as one that was asked to leave.
+        attempts: How often it has tried to follow the others.
+    """
+
+    state: WorkerState
+    host: str
+    started_s: float
+    ready_s: float | None = None
+    gone_s: float | None = None
+    why: str = ""
+    stopped_s: float | None = None
+    later: deque[Callable[[], None]] = field(default_factory=deque)
+    lost_s: float | None = None
+    has_left: bool = False
+    taken: list[int] = field(default_factory=lambda: [0, 0])
+    got: int = 0
+    reported: int = 0
+    attempts: int = 0
+    making: "Making | None" = None
+
+    @property
+    def acts(self) -> bool:
+        """Whether it can do anything."""
+        return self.gone_s is None and self.stopped_s is None
+
+
+@dataclass
+class Making:
+    """A step that members make.
+
+    Attributes:
+        begin: The order with which the epoch began.
+        starts: When each begins to compute.
+        todo, kept: The micro-batches that each computes, and those whose sums it has.
+        exchange_s: How long the step goes on after the last of them has computed its micro-batches.
+        tries: How often its end was put off, since somebody was stopped.
+    """
+
+    step: int
+    begin: Begin
+    starts: dict[int, float]
+    todo: Mapping[int, Sequence[Leaves]]
+    kept: Mapping[int, Sequence[Leaves]]
+    exchange_s: float = 0.0
+    is_done: bool = False
+    is_stopped: bool = False
+    tries: int = 0
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Their numbers, in the order of their places."""
+        return self.begin.numbers
+
+
+def count_leaves(rows: Sequence[Leaves]) -> int:
+    return sum(stop - first for first, stop in rows)
+
+
+def nodes_of(leaves: set[int]) -> list[Leaves]:
+    """Return the largest nodes of the tree that these micro-batches make up."""
+    rows: list[range] = []
+    for leaf in sorted(leaves):
+        rows[-1:] = (
+            [range(rows[-1].start, leaf + 1)] if rows and rows[-1].stop == leaf else [*rows[-1:], range(leaf, leaf + 1)]
+        )
+    return [(node.start, node.stop) for row in rows for node in aligned_subtrees(row)]
