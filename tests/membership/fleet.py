@@ -231,9 +231,10 @@ class Fleet:
     def _do_deliver(self, orders: list[Order]) -> None:
         answering: list[Process] = []
         for order in orders:
-            process = self._addressed(order.to)
-            if process is not None and not process.is_asleep:
-                self._obey(process, order.message, answering)
+            for member in order.to:
+                process = self._addressed(member)
+                if process is not None and not process.is_asleep:
+                    self._obey(process, order.message, answering)
         for place in range(0, len(answering), _ON_A_HOST):
             some = answering[place : place + _ON_A_HOST]
             self._after(0.01 + 0.5 * self._random.random(), "answer", some, some[0].state.epoch)
@@ -352,13 +353,14 @@ class Fleet:
         if orders:
             self._note_farewells(orders)
         self._check(before)
-        for place in range(min(_GROUPS, len(orders))):
-            self._after(self._soon(), "deliver", orders[place::_GROUPS])
+        for order in orders:
+            for place in range(min(_GROUPS, len(order.to))):
+                self._after(self._soon(), "deliver", [Order(order.to[place::_GROUPS], order.message)])
 
     def _note_farewells(self, orders: list[Order]) -> None:
-        for order in orders:
-            number = order.to.number
-            if isinstance(order.message, Dismiss) and self._known.get(number) == order.to:
+        for member in (member for order in orders if isinstance(order.message, Dismiss) for member in order.to):
+            number = member.number
+            if self._known.get(number) == member:
                 if number not in self._asked:
                     raise Violation(f"worker {number} is dismissed although it lives and nobody has asked it to leave")
                 del self._known[number]
@@ -389,7 +391,7 @@ class Fleet:
         self.measured.fenced += 1
         if self.state != before:
             raise Violation(f"a report of {member}, which is lost, changes what is known")
-        if [order.to for order in orders] != [member] or not isinstance(orders[0].message, Dismiss):
+        if [order.to for order in orders] != [(member,)] or not isinstance(orders[0].message, Dismiss):
             raise Violation(f"{member} is not told that others have gone on without it")
 
     def _check_begin(self, begin: Begin) -> None:

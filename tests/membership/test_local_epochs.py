@@ -30,7 +30,7 @@ def test_an_epoch_whose_steps_all_members_have_made_is_forgotten():
 def after(state, *events):
     for event in events:
         state, orders = step(state, event)
-    return state, [order.message for order in orders]
+    return state, orders
 
 
 def test_members_that_are_behind_learn_of_the_epochs_that_they_have_missed():
@@ -42,10 +42,11 @@ def test_members_that_are_behind_learn_of_the_epochs_that_they_have_missed():
     state, _ = after(state, Answered(first[0], 2, 5), Answered(first[2], 2, 3))
     state, _ = after(state, Registered(Seat(Member(3, 0)), None))
     answers = [Answered(first[0], 3, 6), Answered(first[2], 3, 3), Answered(Member(3, 0), 3, None)]
-    _, messages = after(state, *answers)
-    begins = [message for message in messages if isinstance(message, Begin)]
-    assert 3 == len(begins)
-    assert ((0, (0, 1, 2)), (5, (0, 2))) == begins[0].earlier
-    assert (6, ((2, 3), (3, None))) == (begins[0].applied, begins[0].behind)
-    assert ((0, 3), (3, 6), (6, 8)) == begins[0].blocks  # equal, however fast they are
-    assert ((), (), ()) == begins[0].todo  # nobody makes again what was lost
+    _, orders = after(state, *answers)
+    [order] = [order for order in orders if isinstance(order.message, Begin)]
+    assert (first[0], first[2], Member(3, 0)) == order.to
+    begin = order.message
+    assert ((0, (0, 1, 2)), (5, (0, 2))) == begin.earlier
+    assert (6, ((2, 3), (3, None))) == (begin.applied, begin.behind)
+    assert ((0, 3), (3, 6), (6, 8)) == begin.blocks  # equal, however fast they are
+    assert ((), (), ()) == begin.todo  # nobody makes again what was lost

@@ -246,7 +246,8 @@ class World:
         if number != key[0]:
             self._check_change(name, state, new)
         places = {one.state.member: place for place, one in enumerate(self._all(state)) if one.is_alive}
-        under_way = {(places[order.to], self._orders.number(order.message)) for order in new if order.to in places}
+        told = [(places[one], order.message) for order in new for one in order.to if one in places]
+        under_way = {(place, self._orders.number(message)) for place, message in told}
         return name, self._tidy((state[0], state[1], state[2] | under_way, state[3]))
 
     def _check_fence(self, name: str, state: Coordinator) -> None:

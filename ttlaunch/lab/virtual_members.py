@@ -37,7 +37,7 @@ from ttlaunch.membership.messages import (
     LeaveAsked,
     Lost,
     Member,
-    Order,
+    Message,
     Prepare,
     Registered,
     Seat,
@@ -155,14 +155,14 @@ class VirtualMembers:
             return
         self._cut.add(host)
         for number, process in self.processes.items():
-            if process.host == host and self.coordinator.has_member(number):
+            if process.host == host and number in self.coordinator.members:
                 self._kill_when_quiet(number, lambda: True)
         self.at(self.now + lease_s, lambda: self._lose_host(host))
 
     def _kill_when_quiet(self, number: int, is_quiet: Callable[[], bool]) -> None:
         process = self.processes[number]
         quiet_s = limit_for(median(self._step_times[-64:]) if self._step_times else 0.0)
-        quiet_s = quiet_s if self.coordinator.has_member(number) else max(quiet_s, SILENT_S)
+        quiet_s = quiet_s if number in self.coordinator.members else max(quiet_s, SILENT_S)
 
         def kill() -> None:
             if process.gone_s is None and is_quiet():
@@ -249,28 +249,28 @@ class VirtualMembers:
         self.coordinator, orders = decide(before, event)
         latency_s = self._costs.latency_s if self.epochs else 0.0  # the clock begins with the first step
         for order in orders:
-            self._deliver(order, latency_s)
+            for member in order.to:
+                self._deliver(member.number, order.message, latency_s)
         begin = self.coordinator.begin
         if begin is not None and begin is not before.begin and self.coordinator.phase is Phase.RUNNING:
             self._begin(begin, self.now + latency_s)
         if self.coordinator.phase in _OVER and self.over_s is None:
             self.over_s = self.now
 
-    def _deliver(self, order: Order, latency_s: float) -> None:
-        if not isinstance(order.message, Begin):
-            self.at(self.now + latency_s, lambda: self._take(order, latency_s))
+    def _deliver(self, number: int, message: Message, latency_s: float) -> None:
+        if not isinstance(message, Begin):
+            self.at(self.now + latency_s, lambda: self._take(number, message, latency_s))
 
-    def _take(self, order: Order, latency_s: float) -> None:
-        if self.hears(order.to.number):
-            self._let(order.to.number, lambda: self._obey(order, latency_s))
+    def _take(self, number: int, message: Message, latency_s: float) -> None:
+        if self.hears(number):
+            self._let(number, lambda: self._obey(number, message, latency_s))
 
-    def _obey(self, order: Order, latency_s: float) -> None:
-        number = order.to.number
+    def _obey(self, number: int, message: Message, latency_s: float) -> None:
         process = self.processes[number]
-        match order.message:
+        match message:
             case Prepare(epoch) if epoch > process.state.epoch:
                 stopped_s = self._stop_step(number)
-                process.state = worker.prepare(process.state, order.message)
+                process.state = worker.prepare(process.state, message)
                 self.at(stopped_s + latency_s, partial(self._let, number, lambda: self._answer(number, epoch)))
             case Follow(seats=seats) if process.state.begin is None and not process.attempts:
                 self._follow(number, [seat.member.number for seat in seats])

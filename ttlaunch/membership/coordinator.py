@@ -101,7 +101,7 @@ def _register(state: Coordinator, event: Registered) -> Result:
     if member.incarnation <= state.seen.get(member.number, -1):
         # A late report must not bring back who has ended, was counted as lost, or has left.
         reason = "others have gone on without it" if known is None else "another process has taken this worker's place"
-        return state, [Order(member, Dismiss(reason))]
+        return state, [Order((member,), Dismiss(reason))]
     was_member = known is not None and state.has_member(member.number)
     worker = Worker(event.seat, event.applied, follows=event.follows)
     seen = state.seen.put(member.number, member.incarnation)
@@ -440,7 +440,7 @@ def _look_at_paces(state: Coordinator, begin: Begin) -> Coordinator:
 def _after_end(state: Coordinator, event: Event) -> Result:
     match event:
         case Registered(seat) if state.phase is Phase.FINISHED:
-            return state, [Order(seat.member, Finish())]
+            return state, [Order((seat.member,), Finish())]
         case Registered(applied=int()):
             return _register(changed(state, phase=Phase.COLLECTING, members=(), leaving=frozenset()), event)
         case Lost(member):
@@ -459,8 +459,9 @@ def _fence(state: Coordinator, member: Member) -> list[Order]:
     known = state.workers.get(member.number)
     if known is not None and known.seat.member == member:
         return []
-    return [Order(member, Dismiss("others have gone on without it"))]
+    return [Order((member,), Dismiss("others have gone on without it"))]
 
 
 def _to_all(state: Coordinator, numbers: Iterable[int], message: Message) -> list[Order]:
-    return [Order(worker.seat.member, message) for worker in state.workers.among(numbers)]
+    members = tuple([worker.seat.member for worker in state.workers.among(numbers)])
+    return [Order(members, message)] if members else []

@@ -243,9 +243,9 @@ Message = Prepare | Begin | Follow | Dismiss | Finish
 
 @dataclass(frozen=True)
 class Order:
-    """A message to one process."""
+    """A message to some processes, of which each gets it as a line of its own (`orders_to_json`)."""
 
-    to: Member
+    to: tuple[Member, ...]
     message: Message
 
 
@@ -265,24 +265,23 @@ class _Head:
     to: Member
 
 
-def order_to_json(order: Order) -> str:
-    """Write an order as one line of JSON."""
-    return next(orders_to_json([order]))
+def order_to_json(to: Member, message: Message) -> str:
+    """Write the order to one process as a line of JSON."""
+    [(_, line)] = orders_to_json([Order((to,), message)])
+    return line
 
 
-def orders_to_json(orders: Iterable[Order]) -> Iterator[str]:
-    """Write orders as lines of JSON; what many get at once is written once, since it may be as long as they are many."""
-    message, fields = None, ""
+def orders_to_json(orders: Iterable[Order]) -> Iterator[tuple[Member, str]]:
+    """Yield each process that gets an order, and the line for it; what many get is as long as they are many, and written once."""
     for order in orders:
-        if order.message is not message:
-            message = order.message
-            fields = json.dumps(asdict(message))[1:]
-        head = json.dumps({"kind": _KIND_OF[type(order.message)], "to": asdict(order.to)})
-        yield head[:-1] + (", " if len(fields) > 1 else "") + fields
+        fields = json.dumps(asdict(order.message))[1:]
+        for member in order.to:
+            head = json.dumps({"kind": _KIND_OF[type(order.message)], "to": asdict(member)})
+            yield member, head[:-1] + (", " if len(fields) > 1 else "") + fields
 
 
 def order_from_json(data: bytes) -> Order | BadRecord:
-    """Read an order, which may come from another machine; see `records/parser.py`."""
+    """Read an order to one process, which may come from another machine; see `records/parser.py`."""
     head = read(_Head, data)
     if isinstance(head, BadRecord):
         return head
@@ -301,7 +300,7 @@ def order_from_json(data: bytes) -> Order | BadRecord:
             return BadRecord("`shares` is not as long as `seats`")
         if not all(share is None or share.is_possible for share in message.shares):
             return BadRecord("`shares` names a slot that is not there")
-    return Order(head.to, message)
+    return Order((head.to,), message)
 
 
 for _cls in (Member, Seat, Share, Prepare, Begin, Follow, Dismiss, Finish, _Head):

@@ -26,11 +26,11 @@ class World:
 
     def note(self, member, message):
         order = order_from_json(message)
-        assert order.to == member
+        assert order.to == (member,)
         self.orders.append((order, len(read_journal(self.folder.path))))
 
     def given(self, kind):
-        return [order.to.number for order, _ in self.orders if isinstance(order.message, kind)]
+        return [order.to[0].number for order, _ in self.orders if isinstance(order.message, kind)]
 
     def report(self, number, what, now=0.0, **fields):
         self.members.take(number, MemberReport(time=0.0, what=what, incarnation=0, **fields), now)

@@ -18,7 +18,7 @@ from tests.runtime.elastic.forked_python import ForkedProcess
 from ttlaunch import contract
 from ttlaunch.membership.coordinator import step
 from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
-from ttlaunch.membership.messages import EndOrdered, LeaveAsked, Lost, Member, Tick, order_to_json
+from ttlaunch.membership.messages import EndOrdered, LeaveAsked, Lost, Member, Tick, orders_to_json
 from ttlaunch.membership.reports import event_of
 from ttlaunch.records.members import MemberReport
 from ttlaunch.records.ranks import read_progress
@@ -340,10 +340,10 @@ class ElasticRun:
         self.state, orders = step(before, event)
         if self.state.begin is not None and self.state.begin is not before.begin:
             self.epochs.append(self.state.begin)
-        for order in orders:
-            path = self.folder / contract.orders_socket(order.to.number)
+        for member, text in orders_to_json(orders):
+            path = self.folder / contract.orders_socket(member.number)
             with contextlib.suppress(OSError):  # the order is repeated
-                self._socket.sendto(order_to_json(order).encode(), str(path))
+                self._socket.sendto(text.encode(), str(path))
 
     def story(self):
         """What the coordinator knows, and the last that each worker has reported and printed."""

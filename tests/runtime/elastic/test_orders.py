@@ -7,7 +7,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.agent.worker_orders import order_to_save
-from ttlaunch.membership.messages import Dismiss, Finish, Member, Order, Prepare, order_to_json
+from ttlaunch.membership.messages import Dismiss, Finish, Member, Prepare, order_to_json
 from ttlaunch.runtime.elastic.orders import MOST_BYTES, OrdersSocket
 
 OWN = Member(3, 1)
@@ -26,13 +26,13 @@ def orders(tmp_path):
 
 def test_what_is_no_order_for_this_worker_is_dropped(orders):
     send, taken, socket_of_orders = orders
-    others = [Order(Member(3, 0), Prepare(1)), Order(Member(2, 1), Prepare(1))]
-    long = order_to_json(Order(OWN, Dismiss("x"))).encode() + b" " * MOST_BYTES
+    others = [order_to_json(other, Prepare(1)).encode() for other in (Member(3, 0), Member(2, 1))]
+    long = order_to_json(OWN, Dismiss("x")).encode() + b" " * MOST_BYTES
     bad = [b"", b"{", b"[]", b'{"kind": "prepare"}', b'{"kind": "run", "to": {"number": 3, "incarnation": 1}}', long]
-    for data in [*bad, *(order_to_json(order).encode() for order in others)]:
+    for data in [*bad, *others]:
         send(data)
     for message in (Prepare(2), Dismiss("go"), Finish()):
-        send(order_to_json(Order(OWN, message)).encode())
+        send(order_to_json(OWN, message).encode())
     assert [Prepare(2), Dismiss("go"), Finish()] == [taken.get(timeout=20) for _ in range(3)]
     assert len(bad) + len(others) == socket_of_orders.dropped
     assert taken.empty()

@@ -252,7 +252,8 @@ class Membership:
             self._pulse.restart(self._state.members, now)
         for order in orders:
             if isinstance(order.message, Dismiss):
-                self.left.setdefault(order.to.number, "left")
+                for member in order.to:
+                    self.left.setdefault(member.number, "left")
         self._send(orders)
 
     def _begin(self, begin: Begin, now: float) -> None:
@@ -298,8 +299,8 @@ class Membership:
             self._journal.write("resumed", epoch=change.epoch, step=report.applied, pause_s=change.pause_s)
 
     def _send(self, orders: Sequence[Order]) -> None:
-        for order, text in zip(orders, orders_to_json(orders), strict=True):
-            self._tell(order.to, text.encode())
+        for member, text in orders_to_json(orders):
+            self._tell(member, text.encode())
         if any(isinstance(order.message, Finish) for order in orders):
             self._pulse.restart((), 0.0)
 

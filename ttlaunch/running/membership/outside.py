@@ -12,7 +12,6 @@ from ttlaunch import contract
 from ttlaunch.contract import worker_name
 from ttlaunch.membership.coordinator_state import Phase as MembersPhase
 from ttlaunch.membership.messages import Finish, Member, order_to_json
-from ttlaunch.membership.messages import Order as OrderTo
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.records.coordinator import Heartbeat
@@ -163,7 +162,7 @@ class OutsideWorkers:
         if self._joined[number] is not joined:
             return Orders(self._membership.state.epoch, Order.FENCED)
         if self._is_closed and self._membership.phase is MembersPhase.FINISHED:
-            found = (*found, json.loads(order_to_json(OrderTo(Member(number, joined.incarnation), Finish()))))
+            found = (*found, json.loads(order_to_json(Member(number, joined.incarnation), Finish())))
         kinds = [_ORDER_OF.get(str(one.get("kind")), Order.GO) for one in found]
         return Orders(self._membership.state.epoch, kinds[-1] if kinds else Order.GO, found)
 

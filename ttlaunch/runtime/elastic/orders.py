@@ -73,7 +73,7 @@ class OrdersSocket:
                     self._abandon()
                     continue
                 order = order_from_json(data) if is_allowed else None
-                if order is None or isinstance(order, BadRecord) or order.to != self._own:
+                if order is None or isinstance(order, BadRecord) or order.to != (self._own,):
                     self.dropped += 1
                 else:
                     self._take(order.message)
