@@ -54,6 +54,7 @@ def main() -> int:
     print(
         f"{found.epochs} epochs, {found.steps} steps, {found.fenced} reports of the lost refused; {found.workers} members"
     )
+    print(f"{found.events:,} events in {sum(map(len, found.seconds.values())):,} transitions")
     every = sorted(seconds for kind in found.seconds.values() for seconds in kind)
     print(f"{'':12} {'count':>9} {'median':>9} {'p99':>9} {'largest':>9}  ms")
     for kind, seconds in [*sorted(found.seconds.items()), ("all", every)]:

@@ -10,7 +10,8 @@ milliseconds, drawn with a seed, so they overtake one another.
     silent  a worker neither computes nor answers; it counts as lost when its lease is over. Half of them wake up later, and speak
             of an epoch that is over, as a process of which others have gone on without; told so, it comes again
 
-After each event what it has changed is checked, and all that is known at each begin of an epoch (`Violation` says what is wrong):
+The coordinator takes at once what workers have reported since its last look, as the supervisor of a run does. After each transition
+what it has changed is checked, and all that is known at each begin of an epoch (`Violation` says what is wrong):
     epochs only grow, and one that begins starts from the largest step that any worker has applied: no step is made twice;
     ranks are the places among the sorted numbers; no number has two incarnations; an earlier one changes nothing, and is told;
     whoever lives, has registered and was not dismissed is known, and whoever is lost is not;
@@ -22,12 +23,12 @@ import random
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
-from itertools import chain
-from typing import Any
+from itertools import chain, groupby
+from typing import Any, TypeVar
 
 from tests.membership.explorer import Violation
 from ttlaunch.membership import coordinator, worker
@@ -53,10 +54,15 @@ from ttlaunch.membership.messages import (
 from ttlaunch.membership.worker import Leaves, WorkerState
 from ttlaunch.spec.recipe.blocks import aligned_subtrees
 
+T = TypeVar("T")
 Action = tuple[Any, ...]
 
 _TICK_S = 0.5
-_GROUPS = 8  # what goes to all at once arrives at so many moments
+_LOOK_S = 0.002  # the coordinator takes reports together that come within this time: a fifth of that of a real one
+_GROUPS, _GROUP = (
+    8,
+    128,
+)  # what goes to all at once arrives at so many moments at the least, and reaches so many at one at the most
 _ON_A_HOST = 8  # and so many workers, which share a host, answer it at the same one
 _AWAITED_S = 5.0  # an epoch may be awaited so long after the last that is lost
 
@@ -71,7 +77,7 @@ class Climate:
         step_s: How long a step takes.
         lease_s: After how many seconds of silence a worker counts as lost.
         wakes_after_s: After how many seconds a lost worker speaks again, one drawn for each; 0: never.
-        checks_all: Whether all is checked after each event, in place of what the event has changed.
+        checks_all: Whether all is checked after each transition, in place of what it has changed.
     """
 
     workers: int = 10_000
@@ -99,9 +105,10 @@ class Process:
 
 @dataclass
 class Measured:
-    """What happened in a fleet, and the seconds of each transition by the kind of the event."""
+    """What happened in a fleet, and the seconds of each transition by the kind of its first event."""
 
     seconds: dict[str, "array[float]"] = field(default_factory=dict)
+    events: int = 0
     changes: Counter[str] = field(default_factory=Counter)
     epochs: int = 0
     steps: int = 0
@@ -112,7 +119,7 @@ class Measured:
 class Fleet:
     """Workers and their coordinator."""
 
-    def __init__(self, climate: Climate, *, step: Callable[[Coordinator, Event], Result] = coordinator.step) -> None:
+    def __init__(self, climate: Climate, *, step: Callable[..., Result] = coordinator.step) -> None:
         """Start the first workers at time 0."""
         self.climate, self._step, self._random = climate, step, random.Random(climate.seed)  # noqa: S311 - no secret
         terms = Terms(1, 2 * climate.workers, climate.micro_batches, frozenset(range(climate.workers)))
@@ -126,6 +133,7 @@ class Fleet:
         self._awake: list[Process] = []  # processes that were counted as lost, and live
         self._asked: set[int] = set()  # to leave
         self._acting = 0  # members of this epoch that have begun
+        self._reports: list[Answered | Progressed] = []  # since the coordinator's last look
         self._heap: list[tuple[float, int, Action]] = []
         self._order, self._applied, self._disturbed = 0, 0, 0.0
         self.now = 0.0
@@ -193,6 +201,7 @@ class Fleet:
         if process.is_lost or self.processes.get(member.number) is not process:
             return
         process.is_lost = True
+        self._do_look()  # what it has reported while it was known
         del self.processes[member.number]
         self._known.pop(member.number, None)
         self._feed(Lost(member))
@@ -210,7 +219,7 @@ class Fleet:
             if self._random.random() < 1 / 2
             else worker.progress(process.state, pace_s=1.0)
         )
-        self._feed(late)
+        self._report([late])
 
     def _do_tick(self) -> None:
         self._feed(Tick())
@@ -224,36 +233,26 @@ class Fleet:
     def _do_register(self, process: Process) -> None:
         if process.is_asleep or process.is_lost:
             return
+        self._do_look()  # what was reported before it is known
         state = process.state
         self._known[state.member.number] = state.member
         self._feed(Registered(Seat(state.member), state.applied, follows=process.follows))
 
-    def _do_deliver(self, orders: list[Order]) -> None:
-        answering: list[Process] = []
-        for order in orders:
-            for member in order.to:
-                process = self._addressed(member)
-                if process is not None and not process.is_asleep:
-                    self._obey(process, order.message, answering)
-        for place in range(0, len(answering), _ON_A_HOST):
-            some = answering[place : place + _ON_A_HOST]
-            self._after(0.01 + 0.5 * self._random.random(), "answer", some, some[0].state.epoch)
-
-    def _obey(self, process: Process, message: Message, answering: list[Process]) -> None:
+    def _do_deliver(self, members: tuple[Member, ...], message: Message) -> None:
+        found = [self._addressed(member) for member in members]
+        processes = [process for process in found if process is not None and not process.is_asleep]
         match message:
             case Begin():
-                self._begin(process, message)
-            case Prepare(epoch):
-                if epoch > process.state.epoch:
-                    self._stop(process, message)
-                    answering.append(process)
-                elif process.has_answered == epoch:
-                    self._after(self._soon(), "answer", [process], epoch)
+                self._begin(processes, message)
+            case Prepare():
+                self._prepare(processes, message)
             case Follow():
-                if process.state.applied is None:
-                    self._after(self._random.uniform(2, 5), "followed", process, message.epoch)
+                for process in processes:
+                    if process.state.applied is None:
+                        self._after(self._random.uniform(2, 5), "followed", process, message.epoch)
             case Dismiss():
-                self._end(process)
+                for process in processes:
+                    self._end(process)
 
     def _end(self, process: Process) -> None:
         number = process.state.member.number
@@ -264,24 +263,34 @@ class Fleet:
         elif self.processes.get(number) is process:
             del self.processes[number]
 
+    def _prepare(self, processes: list[Process], order: Prepare) -> None:
+        answering = [process for process in processes if order.epoch > process.state.epoch]
+        again = [process for process in processes if process.has_answered == order.epoch]
+        for process in answering:
+            self._stop(process, order)
+        for place in range(0, len(answering), _ON_A_HOST):
+            some = answering[place : place + _ON_A_HOST]
+            self._after(0.01 + 0.5 * self._random.random(), "answer", some, order.epoch)
+        for process in again:
+            self._after(self._soon(), "answer", [process], order.epoch)
+
     def _stop(self, process: Process, order: Prepare) -> None:
         state = process.state
         nodes = state.held
         if state.begin is not None:
             # It has computed some of its leaves, which make nodes of the tree as far as they go.
-            rows = worker.leaves_to_compute(state)
-            count = int((1 + sum(stop - first for first, stop in rows)) * self._random.random())
-            for first, stop in rows:
-                size = min(stop - first, count)
-                count -= size
-                nodes = (*nodes, *_nodes_of(first, first + size))
+            possible = _nodes_of(worker.leaves_to_compute(state))
+            nodes += possible[int(len(possible) * self._random.random())]
         process.state = worker.hold(worker.prepare(state, order), nodes)
 
     def _do_answer(self, processes: list[Process], epoch: int) -> None:
+        answers = []
         for process in processes:
-            if not process.is_asleep and process.state.epoch == epoch and process.state.begin is None:
+            state = process.state
+            if not process.is_asleep and state.epoch == epoch and state.begin is None:
                 process.has_answered = epoch
-                self._feed(worker.answer(process.state))
+                answers.append(worker.answer(state))
+        self._report(answers)
 
     def _do_followed(self, process: Process, epoch: int) -> None:
         if not process.is_asleep and process.state.applied is None and not process.state.epoch:
@@ -289,26 +298,29 @@ class Fleet:
             process.state = worker.end_step(worker.WorkerState(process.state.member, applied=self._applied))
             self._do_register(process)
 
-    def _begin(self, process: Process, order: Begin) -> None:
-        before = process.state
-        process.state = worker.begin(before, order)
-        if process.state is before:
-            return
-        if process.state.applied != order.applied:
-            self._after(self._random.uniform(0.1, 1), "caught_up", process, order.epoch)
-        else:
-            self._act(process)
+    def _begin(self, processes: list[Process], order: Begin) -> None:
+        acting = []
+        for process in processes:
+            before = process.state
+            process.state = state = worker.begin(before, order)
+            if state is before:
+                continue
+            if state.applied == order.applied:
+                acting.append(state)
+            else:
+                self._after(self._random.uniform(0.1, 1), "caught_up", process, order.epoch)
+        self._act(acting)
 
     def _do_caught_up(self, process: Process, epoch: int) -> None:
         if not process.is_asleep and process.state.epoch == epoch and process.state.begin is not None:
             process.state = worker.catch_up(process.state)
-            self._act(process)
+            self._act([process.state])
 
-    def _act(self, process: Process) -> None:
-        """Have a member begin to compute; the first step is over some time after the last has."""
-        self._feed(worker.progress(process.state, pace_s=1.0))
-        self._acting += 1
-        if self.state.begin is not None and self._acting == len(self.state.members):
+    def _act(self, states: list[WorkerState]) -> None:
+        """Have members begin to compute; the first step is over some time after the last has."""
+        self._report([worker.progress(state, pace_s=1.0) for state in states])
+        self._acting += len(states)
+        if states and self.state.begin is not None and self._acting == len(self.state.members):
             self._after(self.climate.step_s, "step", self.state.epoch)
 
     def _do_step(self, epoch: int) -> None:
@@ -319,43 +331,60 @@ class Fleet:
         if any(one is None or one.is_asleep for one in members):
             return  # they wait until those are lost
         self._applied += 1
-        for place in range(_GROUPS):
-            self._after(self._soon(), "apply", members[place::_GROUPS], epoch)
+        for some in _groups(members):
+            self._after(self._soon(), "apply", some, epoch)
         self._after(self.climate.step_s, "step", epoch)
 
     def _do_apply(self, processes: list[Process], epoch: int) -> None:
         """Apply the update and report it, unless the process was ordered to stop before."""
+        reports = []
         for process in processes:
             state = process.state
             if not process.is_asleep and state.epoch == epoch and state.begin is not None:
-                self._apply(process, state)
-
-    def _apply(self, process: Process, state: WorkerState) -> None:
-        process.state = worker.end_step(worker.apply(state))
-        if process.state.applied != self._applied:
-            raise Violation(
-                f"worker {state.member.number} makes step {process.state.applied} in place of {self._applied}"
-            )
-        self._feed(worker.progress(process.state, pace_s=1.0))
+                process.state = state = worker.end_step(worker.apply(state))
+                if state.applied != self._applied:
+                    number = state.member.number
+                    raise Violation(f"worker {number} makes step {state.applied} in place of {self._applied}")
+                reports.append(worker.progress(state, pace_s=1.0))
+        self._report(reports)
 
     # The coordinator
 
+    def _report(self, reports: Sequence[Answered | Progressed]) -> None:
+        """Let the coordinator find these reports at its next look."""
+        if reports and not self._reports:
+            self._after(_LOOK_S, "look")
+        self._reports += reports
+
+    def _do_look(self) -> None:
+        """Take the reports that have come; what a process says that was lost is taken alone, to see what follows from it."""
+        reports, self._reports = self._reports, []
+        known = self._known
+        for is_known, some in groupby(reports, lambda report: known.get(report.member.number) is report.member):
+            if is_known:
+                self._take(*some)
+                continue
+            for report in some:
+                self._check_fence(self.state, report.member, self._take(report))
+
     def _feed(self, event: Event) -> None:
-        before, kind = self.state, type(event)
-        if kind not in {Answered, Progressed, Tick}:
+        """Let the coordinator take something else than a report; what was reported before, it takes first."""
+        self._do_look()
+        if not isinstance(event, Tick):
             self._disturbed = self.now
-        began = time.perf_counter()
-        self.state, orders = self._step(before, event)
-        taken = time.perf_counter() - began
-        self._seconds[kind].append(taken)
-        if isinstance(event, (Answered, Progressed)) and self._known.get(event.member.number) is not event.member:
-            self._check_fence(before, event.member, orders)
-        if orders:
-            self._note_farewells(orders)
+        self._take(event)
+
+    def _take(self, *events: Event) -> list[Order]:
+        before, began = self.state, time.perf_counter()
+        self.state, orders = self._step(before, *events)
+        self._seconds[type(events[0])].append(time.perf_counter() - began)
+        self.measured.events += len(events)
+        self._note_farewells(orders)
         self._check(before)
         for order in orders:
-            for place in range(min(_GROUPS, len(order.to))):
-                self._after(self._soon(), "deliver", [Order(order.to[place::_GROUPS], order.message)])
+            for some in _groups(order.to):
+                self._after(self._soon(), "deliver", some, order.message)
+        return orders
 
     def _note_farewells(self, orders: list[Order]) -> None:
         for member in (member for order in orders if isinstance(order.message, Dismiss) for member in order.to):
@@ -435,6 +464,19 @@ class Fleet:
         raise Violation(f"workers {sorted(self._known.keys() - known.keys())} live and are not known")
 
 
+def _groups(all_at_once: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield those who do something at the same moment when all do it at about the same time."""
+    count = min(len(all_at_once), max(_GROUPS, len(all_at_once) // _GROUP))
+    return (all_at_once[place::count] for place in range(count))
+
+
 @cache
-def _nodes_of(first: int, stop: int) -> tuple[Leaves, ...]:
-    return tuple((node.start, node.stop) for node in aligned_subtrees(range(first, stop)))
+def _nodes_of(rows: tuple[Leaves, ...]) -> list[tuple[Leaves, ...]]:
+    """Return the nodes that a worker has of its leaves, for each number of them that it may have computed."""
+    found: list[tuple[Leaves, ...]] = [()]
+    for first, stop in rows:
+        before = found[-1]
+        for end in range(first + 1, stop + 1):
+            nodes = aligned_subtrees(range(first, end))
+            found.append((*before, *((node.start, node.stop) for node in nodes)))
+    return found

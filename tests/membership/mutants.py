@@ -36,12 +36,13 @@ def forget_when_sending(process: Process, kind: Kind) -> bool:
     return kind is Kind.NODES
 
 
-def change_begin(change: Callable[[Begin, dict[int, Answered]], Begin]) -> Callable[[Coordinator, Event], Result]:
-    def step(state: Coordinator, event: Event) -> Result:
-        after, orders = coordinator.step(state, event)
+def change_begin(change: Callable[[Begin, dict[int, Answered]], Begin]) -> Callable[..., Result]:
+    def step(state: Coordinator, *events: Event) -> Result:
+        after, orders = coordinator.step(state, *events)
         answers = dict(state.answers)
-        if isinstance(event, Answered):
-            answers[event.member.number] = event
+        for event in events:
+            if isinstance(event, Answered) and event.epoch == state.epoch:
+                answers[event.member.number] = event
         began = after.begin
         if began is None or began == state.begin:
             return after, orders
@@ -67,15 +68,15 @@ def keep_every_node(order: Begin, answers: dict[int, Answered]) -> Begin:
     return replace(order, kept=kept)
 
 
-def tell_nobody(state: Coordinator, event: Event) -> Result:
+def tell_nobody(state: Coordinator, *events: Event) -> Result:
     """Do not tell those that others have gone on without."""
-    after, orders = coordinator.step(state, event)
+    after, orders = coordinator.step(state, *events)
     return after, [order for order in orders if not isinstance(order.message, Dismiss)]
 
 
-def bring_back(state: Coordinator, event: Event) -> Result:
+def bring_back(state: Coordinator, *events: Event) -> Result:
     """Forget which incarnations were counted as lost."""
-    return coordinator.step(replace(state, seen=Numbered(dict.fromkeys(state.seen, -1))), event)
+    return coordinator.step(replace(state, seen=Numbered(dict.fromkeys(state.seen, -1))), *events)
 
 
 def validate_again(state: WorkerState) -> WorkerState:

@@ -1,5 +1,7 @@
 """What the coordinator orders where the state is cut into slots that not every member has."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.membership.test_coordinator import begin_of
@@ -151,7 +153,7 @@ def test_an_order_with_shares_survives_the_way_as_json():
 @pytest.mark.parametrize("shares", [(Share(3, (3,)),) * 3, (Share(0),) * 3, (Share(3, (0,)),) * 2])
 def test_shares_that_cannot_be_are_no_order(shares):
     begin = Run(["a"] * 3).begin
-    wrong = Begin(**{**vars(begin), "shares": shares})
+    wrong = replace(begin, shares=shares)
     assert isinstance(order_from_json(order_to_json(Member(0, 0), wrong).encode()), BadRecord)
 
 

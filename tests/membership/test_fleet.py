@@ -23,21 +23,21 @@ def test_no_worker_step_or_leaf_is_lost_in_a_fleet_that_changes_all_the_time(see
     assert found.workers >= 30
 
 
-def _drop(state, event, *, kind):
-    is_late = state.phase is Phase.COLLECTING and isinstance(event, kind)
-    return (state, []) if is_late else coordinator.step(state, event)
+def _drop(state, *events, kind):
+    is_late = state.phase is Phase.COLLECTING and isinstance(events[0], kind)
+    return (state, []) if is_late else coordinator.step(state, *events)
 
 
-def forget_the_lost(state, event):
-    return _drop(state, event, kind=Lost)
+def forget_the_lost(state, *events):
+    return _drop(state, *events, kind=Lost)
 
 
-def forget_who_comes(state, event):
-    return _drop(state, event, kind=Registered)
+def forget_who_comes(state, *events):
+    return _drop(state, *events, kind=Registered)
 
 
-def go_back(state, event):
-    after, orders = coordinator.step(state, event)
+def go_back(state, *events):
+    after, orders = coordinator.step(state, *events)
     return (replace(after, epoch=state.epoch - 1) if after.epoch > 2 else after), orders
 
 

@@ -22,12 +22,13 @@ Source: the order of phases is that of view-synchronous group communication, K. 
 synchrony in distributed systems", SOSP 1987; that no step needs a vote follows from the fixed order of sums.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from itertools import groupby
+from typing import Any
 
 from ttlaunch.membership.coordinator_state import Coordinator, Phase, Worker
-from ttlaunch.membership.division import blocks_of, choose_kept, divide_missing, step_seconds
-from ttlaunch.membership.local_epochs import still_counting
+from ttlaunch.membership.division import blocks_of, step_seconds
+from ttlaunch.membership.epoch_begin import begin_of, servers_of
 from ttlaunch.membership.messages import (
     Answered,
     Begin,
@@ -45,10 +46,9 @@ from ttlaunch.membership.messages import (
     Prepare,
     Progressed,
     Registered,
-    Share,
     Tick,
 )
-from ttlaunch.membership.numbered import Numbered, changed
+from ttlaunch.membership.numbered import Numbered, Numbers, changed
 from ttlaunch.membership.slots import covering_cut, divide_slots
 
 _WORTH = 0.8  # work is divided anew where a step would take at most this part of its time
@@ -61,21 +61,37 @@ _OVER = (Phase.FINISHED, Phase.STRANDED)
 Result = tuple[Coordinator, list[Order]]
 
 
-def step(state: Coordinator, event: Event) -> Result:
-    """Take an event, and return the next state and the orders that follow.
+def step(state: Coordinator, *events: Event) -> Result:
+    """Take events in the order in which they came, and return the next state and the orders that follow.
+
+    From many at once follows what follows from one after the other, but reports in a row share one copy of what they change.
 
     Args:
         state: The coordinator; it is not changed.
-        event: What happened. What an earlier incarnation or a worker of another epoch says changes nothing.
+        events: What happened. What an earlier incarnation or a worker of another epoch says changes nothing.
 
-    Cost: of a report, the same for any number of workers, but for references to blocks of them (`numbered.py`); of what stops or
-    begins an epoch, proportional to the number of workers, and to M at its begin.
+    Cost: of a report, the same for any number of workers; of all that come at once, references to blocks of workers in addition
+    (`numbered.py`); of what stops or begins an epoch, proportional to the number of workers, and to M at its begin.
     """
-    match event:  # what is most frequent first
-        case Progressed():
-            return _take_progress(state, event)
-        case Answered():
-            return _take_answer(state, event)
+    orders: list[Order] = []
+    alike: Any  # all of this kind
+    for kind, alike in groupby(events, type):
+        take = _take_answers if kind is Answered else _take_progress if kind is Progressed else _take_others
+        state, more = take(state, alike)
+        orders += more
+    return state, orders
+
+
+def _take_others(state: Coordinator, events: Iterable[Event]) -> Result:
+    orders: list[Order] = []
+    for event in events:
+        state, more = _take(state, event)
+        orders += more
+    return state, orders
+
+
+def _take(state: Coordinator, event: Event) -> Result:
+    match event:
         case _ if state.phase in _OVER:
             return _after_end(state, event)
         case Registered():
@@ -102,7 +118,7 @@ def _register(state: Coordinator, event: Registered) -> Result:
         # A late report must not bring back who has ended, was counted as lost, or has left.
         reason = "others have gone on without it" if known is None else "another process has taken this worker's place"
         return state, [Order((member,), Dismiss(reason))]
-    was_member = known is not None and state.has_member(member.number)
+    was_member = known is not None and member.number in state.members
     worker = Worker(event.seat, event.applied, follows=event.follows)
     seen = state.seen.put(member.number, member.incarnation)
     leaving = state.leaving - {member.number}
@@ -123,8 +139,7 @@ def _admit(state: Coordinator, number: int) -> Result:
         return _settle(state)
     if len(state.members) - len(state.leaving) >= state.terms.maximum:
         return state, []
-    place = bisect_left(state.members, number)
-    state = changed(state, members=(*state.members[:place], number, *state.members[place:]))
+    state = changed(state, members=Numbers(sorted((*state.members, number))))
     return state, _to_all(state, [number], Prepare(state.epoch))
 
 
@@ -132,7 +147,7 @@ def _take_state(state: Coordinator, known: Worker, event: Registered) -> Result:
     """Let a worker take part that has got the weights, or cannot get them before; otherwise it has repeated itself."""
     number = event.seat.member.number
     is_news = known.lacks_state and (event.applied is not None or not event.follows)
-    if not is_news or state.has_member(number):
+    if not is_news or number in state.members:
         return state, []
     worker = changed(known, applied=event.applied, follows=event.follows)
     return _admit(changed(state, workers=state.workers.put(number, worker)), number)
@@ -148,7 +163,7 @@ def _let_follow(state: Coordinator, numbers: Iterable[int]) -> list[Order]:
 
 
 def _let_leave(state: Coordinator, number: int) -> Result:
-    if not state.has_member(number):
+    if number not in state.members:
         return changed(state, workers=state.workers.drop(number)), _to_all(state, [number], _farewell(state))
     state = changed(state, leaving=state.leaving | {number})
     return _begin_if_complete(state) if state.phase is Phase.COLLECTING else _settle(state)
@@ -161,7 +176,7 @@ def _farewell(state: Coordinator) -> Dismiss:
 def _begin_anew(state: Coordinator, event: CutOff) -> Result:
     """Begin another epoch with the same members: their connections are opened anew where they broke."""
     known = state.workers.get(event.member.number)
-    acts = known is not None and known.seat.member == event.member and state.has_member(event.member.number)
+    acts = known is not None and known.seat.member == event.member and event.member.number in state.members
     return _collect(state) if acts and state.phase is Phase.RUNNING and event.epoch == state.epoch else (state, [])
 
 
@@ -186,11 +201,11 @@ def _lose(state: Coordinator, member: Member) -> Result:
     state = changed(state, workers=workers, seen=seen, leaving=leaving)
     if state.phase is not Phase.WAITING and not workers:
         return changed(state, phase=Phase.STRANDED), []
-    if not state.has_member(member.number):
+    if member.number not in state.members:
         is_same = state.phase is Phase.COLLECTING or (state.phase is Phase.RUNNING and not state.leaving)
         return (state, []) if is_same else _settle(state)
-    place = bisect_left(state.members, member.number)
-    members = (*state.members[:place], *state.members[place + 1 :])
+    place = state.members.index(member.number)
+    members = Numbers(state.members[:place] + state.members[place + 1 :])
     if state.phase is Phase.COLLECTING and members:
         # The others have stopped, and what they have answered is still so.
         return _begin_if_complete(changed(state, members=members, answers=state.answers.drop(member.number)))
@@ -208,7 +223,7 @@ def _settle(state: Coordinator) -> Result:
     return (state, []) if wanted == state.members else _collect(state)
 
 
-def _wanted(state: Coordinator) -> tuple[int, ...]:
+def _wanted(state: Coordinator) -> Numbers:
     """Choose the members of the next epoch: the present ones, then those that wait; not those that leave, but see below."""
     members = frozenset(state.members)
     staying = state.staying
@@ -227,10 +242,10 @@ def _wanted(state: Coordinator) -> tuple[int, ...]:
             giving = others if _have_state(state, [*others, *chosen]) else giving
         room = min(max(1 + len(giving), state.terms.maximum), state.terms.micro_batches + state.terms.servers)
         chosen = [*giving, *chosen[: room - len(giving)]]
-    return tuple(sorted(chosen))
+    return Numbers(sorted(chosen))
 
 
-def _have_state(state: Coordinator, numbers: Iterable[int]) -> bool:
+def _have_state(state: Coordinator, numbers: Collection[int]) -> bool:
     """Whether some workers together have all of the state that the next epoch starts from, and one knows the step itself."""
     begin, least = state.begin, _least_needed(state)
     workers = state.workers.among(numbers)
@@ -257,7 +272,7 @@ def _least_needed(state: Coordinator) -> int:
 def _collect(state: Coordinator) -> Result:
     """Stop all members of the present and of the next epoch, and ask them what they have."""
     present = frozenset(state.workers).intersection(state.members)
-    asked = tuple(sorted(present.union(_wanted(state))))
+    asked = Numbers(sorted(present.union(_wanted(state))))
     state = changed(state, phase=Phase.COLLECTING, epoch=state.epoch + 1, members=asked, answers=Numbered(), begin=None)
     state = changed(state, acting=Numbered(), done=0, worth=0, looked=None)
     return state, _to_all(state, asked, Prepare(state.epoch))
@@ -265,27 +280,48 @@ def _collect(state: Coordinator) -> Result:
 
 def _reporter(state: Coordinator, event: Answered | Progressed, phase: Phase) -> Worker | None:
     """Return who reports, if it takes part in the epoch of which it speaks, and the coordinator is in this phase."""
-    known = state.workers.get(event.member.number)
-    acts = known is not None and known.seat.member == event.member and state.has_member(event.member.number)
-    return known if acts and event.epoch == state.epoch and state.phase is phase else None
+    member = event.member
+    if event.epoch != state.epoch or state.phase is not phase or member.number not in state.members:
+        return None
+    known = state.workers.get(member.number)
+    is_same = known is not None and (known.seat.member is member or known.seat.member == member)
+    return known if is_same else None
 
 
-def _take_answer(state: Coordinator, event: Answered) -> Result:
-    number, workers = event.member.number, state.workers
-    known = _reporter(state, event, Phase.COLLECTING)
-    if known is None:
-        return state, _fence(state, event.member)
-    if (known.applied, known.shares, known.is_ready) != (event.applied, event.shares, event.is_ready):
-        worker = changed(known, applied=event.applied, shares=event.shares, is_ready=event.is_ready)
-        workers = workers.put(number, worker)
-    return _begin_if_complete(changed(state, answers=state.answers.put(number, event), workers=workers))
+def _take_answers(state: Coordinator, answers: Iterable[Answered]) -> Result:
+    """Note what members have; what follows from the last answer that is awaited comes before the next one."""
+    orders: list[Order] = []
+    found: dict[int, Answered] = {}
+    for answer in answers:
+        if _reporter(state, answer, Phase.COLLECTING) is None:
+            orders += _fence(state, answer.member)
+            continue
+        found[answer.member.number] = answer
+        if len(state.answers) + len(found) >= len(state.members):  # all have answered, or some have once more
+            state, more = _begin_if_complete(_with_answers(state, found))
+            orders += more
+            found = {}
+    return _with_answers(state, found), orders
+
+
+def _with_answers(state: Coordinator, answers: Mapping[int, Answered]) -> Coordinator:
+    workers = {}
+    for number, answer in answers.items():
+        known = state.workers[number]
+        if (known.applied, known.shares, known.is_ready) != (answer.applied, answer.shares, answer.is_ready):
+            said = {"applied": answer.applied, "shares": answer.shares, "is_ready": answer.is_ready}
+            workers[number] = changed(known, **said)
+    if not answers:
+        return state
+    return changed(state, answers=state.answers.put_all(answers), workers=state.workers.put_all(workers))
 
 
 def _begin_if_complete(state: Coordinator) -> Result:
     if not state.members or len(state.answers) < len(state.members):
         return state, []
-    applied = max((answer.applied for answer in state.answers.values() if answer.applied is not None), default=None)
-    if applied is None or not _have_state(state, state.answers):
+    answers = state.answers.among(state.members)
+    applied = max((answer.applied for answer in answers if answer.applied is not None), default=None)
+    if applied is None or not _have_state(state, state.members):
         return changed(state, phase=Phase.STRANDED), []
     wanted = _wanted(state)
     if len(wanted) < state.minimum:
@@ -295,106 +331,60 @@ def _begin_if_complete(state: Coordinator) -> Result:
     return _begin(state, wanted, applied)
 
 
-def _begin(state: Coordinator, wanted: tuple[int, ...], applied: int) -> Result:
-    terms = state.terms
-    places, servers = _order_places(state, wanted), _servers_of(state, wanted)
-    answers, known = state.answers.among(places), state.workers.among(places)
-    # Where the bits follow from the members, so must the division.
-    paces = [None if terms.has_local_steps else worker.pace_s for worker in known[servers:]]
-    held = [answer.held if answer.applied == applied else () for answer in answers[servers:]]
-    # After the run's last step nothing is left to compute: members that lack the step only catch up. And nobody else computes
-    # what a worker that was lost would have done in a local step.
-    said = {(answer.is_done, answer.validated) for answer in answers if answer.applied == applied}
-    is_done = any(done for done, _ in said)
-    count = 0 if is_done or terms.has_local_steps else terms.micro_batches
-    made = [applied, *(answer.applied for answer in answers)] if terms.has_local_steps else []
-    kept = choose_kept(held, micro_batches=count)
-    todo = divide_missing(kept, micro_batches=count, paces=paces)
-    order = Begin(
-        epoch=state.epoch,
-        seats=tuple(worker.seat for worker in known),
-        applied=applied,
-        kept=((),) * servers + tuple(map(tuple, kept)),
-        todo=((),) * servers + tuple(map(tuple, todo)),
-        blocks=((0, 0),) * servers + tuple(blocks_of(terms.micro_batches, paces)),
-        behind=tuple((one.member.number, one.applied) for one in answers if one.applied != applied),
-        holders=tuple(one for one, answer in zip(places, answers, strict=True) if answer.applied == applied),
-        validates=any(validated != applied for _, validated in said),
-        shares=_shares_at_begin(state, places, applied) if terms.slots is not None else (),
-        earlier=still_counting(state.epochs, begun=applied, made=made) if made else (),
-    )
+def _begin(state: Coordinator, wanted: Numbers, applied: int) -> Result:
+    order = begin_of(state, wanted, applied)
     gone = sorted(state.leaving.difference(wanted))
-    dismissed, workers = _to_all(state, gone, _farewell(state)), _workers_at_begin(state, known, gone)
+    dismissed, workers = _to_all(state, gone, _farewell(state)), state.workers
+    for number in gone:
+        workers = workers.drop(number)
+    # No member is done: who is gone may have had a part in the last checkpoint.
+    done = [worker for worker in workers.among(wanted) if worker.is_done]
+    workers = workers.put_all({worker.seat.member.number: changed(worker, is_done=False) for worker in done})
     leaving = state.leaving.intersection(wanted)
-    state = changed(state, phase=Phase.RUNNING, members=wanted, places=places, begin=order, workers=workers)
+    state = changed(state, phase=Phase.RUNNING, members=wanted, places=order.numbers, begin=order, workers=workers)
     state = changed(state, leaving=leaving)
-    if terms.has_local_steps:
+    if state.terms.has_local_steps:
         state = changed(state, epochs=(*order.earlier, (applied, wanted)))
     waiting = frozenset(workers).difference(wanted)
     return state, [*dismissed, *_to_all(state, wanted, order), *_let_follow(state, waiting)]
 
 
-def _workers_at_begin(state: Coordinator, members: Sequence[Worker], gone: Iterable[int]) -> Numbered[Worker]:
-    """Drop who leaves. No member is done: who is gone may have had a part in the last checkpoint."""
-    workers = state.workers
-    for number in gone:
-        workers = workers.drop(number)
-    for worker in members:
-        if worker.is_done:
-            workers = workers.put(worker.seat.member.number, changed(worker, is_done=False))
-    return workers
+def _take_progress(state: Coordinator, reports: Iterable[Progressed]) -> Result:
+    """Note how far members are; what follows when one is done, or may let others go, comes before the next report."""
+    orders: list[Order] = []
+    found: dict[int, Worker] = {}
+    for report in reports:
+        known = _reporter(state, report, Phase.RUNNING)
+        if known is None:
+            orders += _fence(state, report.member)
+            continue
+        number = report.member.number
+        known = found.get(number, known)
+        # Reports may overtake one another; what a member has once made, it has.
+        applied, is_done = max(report.applied, known.applied or 0), report.is_done or known.is_done
+        pace_s = report.pace_s or known.pace_s
+        if (known.applied, known.pace_s, known.is_done) != (applied, pace_s, is_done):
+            known = changed(known, applied=applied, pace_s=pace_s, is_done=is_done)
+        found[number] = known
+        if is_done or state.leaving:
+            state, more = _finish_or_settle(_with_progress(state, found))
+            orders += more
+            found = {}
+    return _with_progress(state, found), orders
 
 
-def _servers_of(state: Coordinator, members: Sequence[int]) -> int:
-    return min(state.terms.servers, len(members) - 1)
+def _with_progress(state: Coordinator, found: Mapping[int, Worker]) -> Coordinator:
+    before = state.workers
+    workers = {number: worker for number, worker in found.items() if worker is not before[number]}
+    acting = dict.fromkeys(state.acting.lacks(found))
+    if not workers and not acting:
+        return state
+    done = state.done + sum(worker.is_done and not before[number].is_done for number, worker in workers.items())
+    return changed(state, workers=before.put_all(workers), acting=state.acting.put_all(acting), done=done)
 
 
-def _order_places(state: Coordinator, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Give each member a place: servers keep theirs, who has slots gets a free one first, and then who is on another host."""
-    if not state.terms.servers:
-        return wanted
-    count = max(2, state.terms.servers)  # with a single server, its shadow keeps its place, too
-    before = state.places[:count]
-    chosen = {place: number for place, number in enumerate(before) if number in wanted}
-    free = [number for number in wanted if number not in chosen.values()]
-    for place in range(count):
-        if place not in chosen and free:
-            hosts = {state.workers[number].seat.host for number in chosen.values()}
-            best = min(free, key=lambda one: (not _has_slots(state, one), state.workers[one].seat.host in hosts, one))
-            chosen[place] = best
-            free.remove(best)
-    return (*(chosen[place] for place in sorted(chosen)), *free)
-
-
-def _has_slots(state: Coordinator, number: int) -> bool:
-    return any(share.slots for share in state.workers[number].shares)
-
-
-def _shares_at_begin(state: Coordinator, places: tuple[int, ...], applied: int) -> tuple[Share | None, ...]:
-    """Return what each member has of the step that the epoch starts from, all of one cut; empty where somebody has all of it."""
-    found = [worker.shares_at(applied) for worker in state.workers.among(places)]
-    cut = covering_cut(shares for shares in found if shares)
-    if cut is None:
-        return ()
-    own = [next((share for share in shares or () if share.cut == cut), Share(cut)) for shares in found]
-    return tuple(None if shares == () else share for shares, share in zip(found, own, strict=True))
-
-
-def _take_progress(state: Coordinator, event: Progressed) -> Result:
-    number = event.member.number
-    known = _reporter(state, event, Phase.RUNNING)
-    if known is None:
-        return state, _fence(state, event.member)
-    # Reports may overtake one another; what a member has once made, it has.
-    applied, is_done = max(event.applied, known.applied or 0), event.is_done or known.is_done
-    pace_s = event.pace_s or known.pace_s
-    if (known.applied, known.pace_s, known.is_done) != (applied, pace_s, is_done):
-        worker = changed(known, applied=applied, pace_s=pace_s, is_done=is_done)
-        done = state.done + (is_done and not known.is_done)
-        state = changed(state, workers=state.workers.put(number, worker), done=done)
-    if number not in state.acting:
-        state = changed(state, acting=state.acting.put(number, None))
-    if is_done and state.done == len(state.members):
+def _finish_or_settle(state: Coordinator) -> Result:
+    if state.done == len(state.members):
         state = changed(state, phase=Phase.FINISHED)
         return state, _to_all(state, state.workers, Finish())
     # What a member has made can only let those go that were kept because they alone had it.
@@ -414,14 +404,14 @@ def _repeat(state: Coordinator) -> Result:
         if len(state.acting) < len(state.members):
             orders += _to_all(state, state.acting.lacks(state.members), begin)
         if len(state.workers) > len(state.members):
-            orders += _let_follow(state, (number for number in state.workers if not state.has_member(number)))
+            orders += _let_follow(state, (number for number in state.workers if number not in state.members))
         return state, orders
     return state, []
 
 
 def _look_at_paces(state: Coordinator, begin: Begin) -> Coordinator:
     """Note whether steps would be much shorter if the work were divided anew; a look before another step is made is none."""
-    servers = _servers_of(state, state.members)
+    servers = servers_of(state, state.members)
     first = state.workers[state.places[servers]].applied or 0
     if first - begin.applied < _SETTLED_STEPS:
         return state  # so are the steps that all have made
@@ -442,7 +432,7 @@ def _after_end(state: Coordinator, event: Event) -> Result:
         case Registered(seat) if state.phase is Phase.FINISHED:
             return state, [Order((seat.member,), Finish())]
         case Registered(applied=int()):
-            return _register(changed(state, phase=Phase.COLLECTING, members=(), leaving=frozenset()), event)
+            return _register(changed(state, phase=Phase.COLLECTING, members=Numbers(), leaving=frozenset()), event)
         case Lost(member):
             known = state.workers.get(member.number)
             is_known = known is not None and known.seat.member == member
@@ -462,6 +452,6 @@ def _fence(state: Coordinator, member: Member) -> list[Order]:
     return [Order((member,), Dismiss("others have gone on without it"))]
 
 
-def _to_all(state: Coordinator, numbers: Iterable[int], message: Message) -> list[Order]:
+def _to_all(state: Coordinator, numbers: Collection[int], message: Message) -> list[Order]:
     members = tuple([worker.seat.member for worker in state.workers.among(numbers)])
     return [Order(members, message)] if members else []

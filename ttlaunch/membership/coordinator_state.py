@@ -1,12 +1,11 @@
 """What the coordinator of an elastic run knows: its phase, the workers, and the epoch; `coordinator.py` changes it."""
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ttlaunch.membership.local_epochs import LocalEpoch
 from ttlaunch.membership.messages import Answered, Begin, Seat, Share
-from ttlaunch.membership.numbered import Numbered
+from ttlaunch.membership.numbered import Numbered, Numbers
 
 
 class Phase(StrEnum):
@@ -84,7 +83,7 @@ class Coordinator:
         workers: All that are ready, by number, whether they take part or wait.
         leaving: The numbers of the members that were asked to leave.
         seen: The largest incarnation of each number that has registered or was lost.
-        members: The numbers of those that take part in `epoch`, or are asked to, sorted.
+        members: Those that take part in `epoch`, or are asked to.
         places: The numbers of the members of the newest epoch that has begun, in the order of their places.
         answers: Of the members, in phase COLLECTING.
         begin: The order with which the epoch began, in phase RUNNING.
@@ -102,7 +101,7 @@ class Coordinator:
     workers: Numbered[Worker] = field(default_factory=Numbered)
     leaving: frozenset[int] = frozenset()
     seen: Numbered[int] = field(default_factory=Numbered)
-    members: tuple[int, ...] = ()
+    members: Numbers = field(default_factory=Numbers)
     places: tuple[int, ...] = ()
     answers: Numbered[Answered] = field(default_factory=Numbered)
     begin: Begin | None = None
@@ -131,11 +130,6 @@ class Coordinator:
     def staying(self) -> frozenset[int]:
         """The numbers of the workers that are ready and were not asked to leave."""
         return frozenset(self.workers) - self.leaving
-
-    def has_member(self, number: int) -> bool:
-        """Whether a worker is one of `members`."""
-        place = bisect_left(self.members, number)
-        return place < len(self.members) and self.members[place] == number
 
     @property
     def lacks_slots(self) -> bool:

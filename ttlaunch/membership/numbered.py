@@ -3,13 +3,15 @@
 The state of a coordinator is a value. With a plain dictionary, each report of a worker would copy the entries of all.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar, overload
 
 V = TypeVar("V")
 T = TypeVar("T")
 _make, _set = object.__new__, object.__setattr__
+_MANY = 16  # a look into blocks takes as long as copying so many values out of them
 _BITS = 7  # a block has 128 numbers: with 10,000 workers, it is about as long as the list of blocks
 
 
@@ -23,10 +25,21 @@ def changed(value: T, **fields: object) -> T:
 _NONE: dict[int, Any] = {}
 
 
+class Numbers(tuple[int, ...]):  # noqa: SLOT001 - it keeps the set of its numbers
+    """The numbers of some workers, sorted, among which each is found in the same time however many they are."""
+
+    @cached_property
+    def _found(self) -> frozenset[int]:
+        return frozenset(self)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._found
+
+
 class Numbered(Mapping[int, V]):
     """Values by the number of a worker; two are equal if they have equal values, and a dictionary is equal to one, too.
 
-    Cost: `put` and `drop` copy one block of 128 entries, and the references to all blocks.
+    Cost: a change copies the blocks of 128 entries that it touches, and the references to all blocks.
     """
 
     __slots__ = ("_blocks", "_size")
@@ -40,11 +53,22 @@ class Numbered(Mapping[int, V]):
 
     def put(self, number: int, value: V) -> "Numbered[V]":
         """Return a mapping with this value in the place of the one that the number had, if it had any."""
-        blocks = self._blocks.copy()
-        before = blocks.get(number >> _BITS, _NONE)
-        block = blocks[number >> _BITS] = before.copy()
-        block[number] = value
-        return self._with(blocks, self._size + len(block) - len(before))
+        return self.put_all({number: value})
+
+    def put_all(self, values: Mapping[int, V]) -> "Numbered[V]":
+        """Do what a `put` for each of the values does, and copy each block once; return the same mapping if there are none."""
+        if not values:
+            return self
+        blocks, size = self._blocks.copy(), self._size
+        copied: dict[int, dict[int, V]] = {}
+        for number, value in values.items():
+            place = number >> _BITS
+            block = copied.get(place)
+            if block is None:
+                block = copied[place] = blocks[place] = blocks.get(place, _NONE).copy()
+            size += number not in block
+            block[number] = value
+        return self._with(blocks, size)
 
     def drop(self, number: int) -> "Numbered[V]":
         """Return a mapping without this number; the same one if it has none."""
@@ -60,15 +84,24 @@ class Numbered(Mapping[int, V]):
         new._blocks, new._size = blocks, size
         return new
 
-    def among(self, numbers: Iterable[int]) -> list[V]:
+    def among(self, numbers: Collection[int]) -> list[V]:
         """Return the values of those of the numbers that have one, in the order of the numbers."""
-        blocks = self._blocks
-        return [block[number] for number in numbers if number in (block := blocks.get(number >> _BITS, _NONE))]
+        values = self._for_looks(len(numbers))
+        return [values[number] for number in numbers if number in values]
 
-    def lacks(self, numbers: Iterable[int]) -> list[int]:
+    def lacks(self, numbers: Collection[int]) -> list[int]:
         """Return those of the numbers that have no value."""
-        blocks = self._blocks
-        return [number for number in numbers if number not in blocks.get(number >> _BITS, _NONE)]
+        values = self._for_looks(len(numbers))
+        return [number for number in numbers if number not in values]
+
+    def _for_looks(self, count: int) -> Mapping[int, V]:
+        """Return what is faster to look at so many times: these blocks, or a dictionary that is made of them."""
+        if _MANY * count < self._size:
+            return self
+        values: dict[int, V] = {}
+        for block in self._blocks.values():
+            values.update(block)
+        return values
 
     @overload
     def get(self, number: int, /) -> V | None: ...
