@@ -18,6 +18,7 @@ from ttlaunch.agent.stop_marker import leave_stop_marker
 from ttlaunch.engines.base import Capability, Engine, EngineProcess
 from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.records.members import MemberReport
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints, mark_later_checkpoints, newest_step
@@ -321,10 +322,13 @@ class _Supervision:
         self, checkpoints: CheckpointKeeper, records: Iterator[tuple[RankState, AnyProgress]] | None = None
     ) -> None:
         """Pass on new records: all that are there, or those that are given."""
+        reports: list[tuple[RankState, MemberReport]] = []
         for state, record in self.watch.records() if records is None else records:
             self.view.record(state, record)
-            if self._elastic is not None:
-                self._elastic.take(state, record)
+            if isinstance(record, MemberReport):
+                reports.append((state, record))
+        if self._elastic is not None:
+            self._elastic.take(reports)
         self._report_bad_records()
         self._lost.notice(self.watch.ranks, checkpoints.lost)
 

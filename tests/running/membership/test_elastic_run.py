@@ -70,10 +70,10 @@ class Supervised:
         for what, fields in (("registered", {"applied": 0}), ("answered", {"epoch": 1, "applied": 0})):
             for number in (0, 1):
                 report = MemberReport(time=0.0, what=what, incarnation=0, **fields)
-                self.run.take(self.ranks[number], report)
+                self.run.take([(self.ranks[number], report)])
 
     def report(self, number, what, **fields):
-        self.run.take(self.ranks[number], MemberReport(time=0.0, what=what, incarnation=0, **fields))
+        self.run.take([(self.ranks[number], MemberReport(time=0.0, what=what, incarnation=0, **fields))])
 
     def end(self, number, **how):
         state = self.ranks[number]

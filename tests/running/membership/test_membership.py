@@ -33,7 +33,7 @@ class World:
         return [order.to[0].number for order, _ in self.orders if isinstance(order.message, kind)]
 
     def report(self, number, what, now=0.0, **fields):
-        self.members.take(number, MemberReport(time=0.0, what=what, incarnation=0, **fields), now)
+        self.members.take([(number, MemberReport(time=0.0, what=what, incarnation=0, **fields))], now)
 
     def answer_all(self, now=0.0, **fields):
         for number in self.members.state.members:
@@ -240,3 +240,23 @@ def test_lines_of_the_journal_are_json_and_a_torn_one_is_passed_over(world):
     whole = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text(path.read_text() + '{"what": "ep')
     assert whole == read_journal(world.folder.path)
+
+
+def test_what_has_come_since_the_last_look_leads_to_what_it_leads_to_one_by_one(tmp_path):
+    def report(number, what, incarnation=0, **fields):
+        return number, MemberReport(time=0.0, what=what, incarnation=incarnation, **fields)
+
+    ready = [report(number, "registered", applied=0) for number in range(3)]
+    answers = [report(number, "answered", epoch=1, applied=0) for number in (0, 1, 1, 2)]
+    steps = [report(number, "progressed", epoch=1, applied=1) for number in range(3)]
+    again = [report(1, "registered", incarnation=1, applied=1), report(1, "progressed", epoch=1, applied=2)]
+    (tmp_path / "one").mkdir(), (tmp_path / "all").mkdir()
+    one_by_one, at_once = World(tmp_path / "one"), World(tmp_path / "all")
+    for one in [*ready, *answers, *steps, *again]:
+        one_by_one.members.take([one], 1.0)
+    at_once.members.take([*ready, *answers, *steps, *again], 1.0)
+    assert 2 == at_once.members.state.epoch
+    assert one_by_one.members.state == at_once.members.state
+    assert one_by_one.orders == at_once.orders
+    whats = [[entry["what"] for entry in read_journal(world.folder.path)] for world in (one_by_one, at_once)]
+    assert whats[0] == whats[1]

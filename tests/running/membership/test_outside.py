@@ -39,7 +39,7 @@ class Joining:
             self.outside.pass_on(member, message)
 
     def own(self, what, **fields):
-        self.members.take(0, MemberReport(time=0.0, what=what, incarnation=0, **fields), 0.0)
+        self.members.take([(0, MemberReport(time=0.0, what=what, incarnation=0, **fields))], 0.0)
 
     def begin(self):
         self.own("registered", applied=0)
@@ -109,7 +109,7 @@ def test_eight_workers_have_the_ranks_of_their_numbers_in_whatever_order_they_co
     for what, fields in (("registered", {"applied": 0}), ("answered", {"epoch": 1, "applied": 0})):
         for number in order:
             address = {"address": f"10.0.0.{number}:7000"} if what == "registered" else {}
-            members.take(number, MemberReport(time=0.0, what=what, incarnation=0, **fields, **address), 0.0)
+            members.take([(number, MemberReport(time=0.0, what=what, incarnation=0, **fields, **address))], 0.0)
     expected = [(number, number, f"10.0.0.{number}", 7000) for number in range(8)]
     assert expected == [(one.rank, one.number, one.ip_address, one.port) for one in outside.ready()]
 
@@ -175,7 +175,7 @@ def test_a_heartbeat_waits_for_an_order(run):
     waiting = threading.Thread(target=lambda: answers.append(run.beat(admitted, wait_s=20.0)))
     waiting.start()
     run.own("answered", epoch=2, applied=3)
-    run.members.take(17, MemberReport(time=0.0, what="answered", incarnation=1, epoch=2), 0.0)
+    run.members.take([(17, MemberReport(time=0.0, what="answered", incarnation=1, epoch=2))], 0.0)
     waiting.join(20.0)
     assert ["begin"] == [one["kind"] for one in answers[0].messages]
 

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from ttlaunch import contract
@@ -14,7 +14,6 @@ from ttlaunch.membership.coordinator_state import Phase as MembersPhase
 from ttlaunch.membership.messages import Member
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.members import MemberReport
-from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.name_cause import signal_name
@@ -164,10 +163,9 @@ class ElasticRun:
             self._replace(ranks, [number], why_lost)
         return number in self._gone
 
-    def take(self, state: RankState, record: AnyProgress) -> None:
-        """Take a record of a worker."""
-        if isinstance(record, MemberReport):
-            self.membership.take(state.row.rank, record, time.monotonic())
+    def take(self, reports: Iterable[tuple[RankState, MemberReport]]) -> None:
+        """Take what workers have reported since the last look."""
+        self.membership.take(((state.row.rank, report) for state, report in reports), time.monotonic())
 
     def notice(
         self,

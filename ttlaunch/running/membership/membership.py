@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from ttlaunch.contract import worker_name
@@ -35,6 +36,7 @@ from ttlaunch.running.membership.members import NotAdmittedError
 FASTER = "some members are faster than others"
 """The reason of an epoch that only divides the work anew."""
 
+_TAKEN_TOGETHER = {"answered", "progressed"}  # by one transition, if some come in a row
 _TICK_S = 0.5
 _LEAST_S = (
     3.0  # an epoch lasts at least so long before a member may ask for another one: workers of strangers take part, too
@@ -131,29 +133,39 @@ class Membership:
         """Return what a worker has last reported."""
         return self._reports.get(number)
 
-    def take(self, number: int, report: MemberReport, now: float) -> None:
-        """Take a report of a worker; `now` is the time of this process's monotonic clock, in seconds."""
-        event = event_of(number, report)
-        if event is None:
-            return
+    def take(self, reports: Iterable[tuple[int, MemberReport]], now: float) -> None:
+        """Take what workers have reported since the last look, each with its number, in the order in which it came.
+
+        `now` is the time of this process's monotonic clock, in seconds.
+        """
         with self._lock:
-            if isinstance(event, Registered) and self.is_frozen and number not in self._state.workers:
-                return
-            if report.incarnation < self._state.seen.get(number, 0):
-                self._handle(event, now)  # which tells it that another process has taken its place
-                return
-            self._reports[number] = report
-            self._pulse.note(number, beat_of(report), now)
-            if isinstance(event, Registered) and number not in self._state.workers:
-                self._journal.write("registered", worker=number, incarnation=report.incarnation, applied=event.applied)
-            if isinstance(event, Registered) and self._is_ready_now(number, event):
-                self._add_reason(f"{worker_name(number)} joined", now)
-            if isinstance(event, CutOff):
-                if event.epoch != self._state.epoch or self.phase is not Phase.RUNNING or now - self._began < _LEAST_S:
-                    return
-                self._add_reason(f"{worker_name(number)} lost its connection to another worker", now)
-            self._handle(event, now)
-            self._note_step(number, report, now)
+            for what, alike in groupby(reports, lambda pair: pair[1].what):
+                if what in _TAKEN_TOGETHER:
+                    noted = [event for number, report in alike for event in self._noted(number, report, now)]
+                    self._handle(now, *noted)
+                    continue
+                for number, report in alike:  # what one of them changes decides what is noted of the next
+                    self._handle(now, *self._noted(number, report, now))
+
+    def _noted(self, number: int, report: MemberReport, now: float) -> list[Event]:
+        """Note what a worker has reported; returns the event that the coordinator is to take, or none if nothing follows from it."""
+        event = event_of(number, report)
+        if event is None or (isinstance(event, Registered) and self.is_frozen and number not in self._state.workers):
+            return []
+        if report.incarnation < self._state.seen.get(number, 0):
+            return [event]  # from which it learns that another process has taken its place
+        self._reports[number] = report
+        self._pulse.note(number, beat_of(report), now)
+        if isinstance(event, Registered) and number not in self._state.workers:
+            self._journal.write("registered", worker=number, incarnation=report.incarnation, applied=event.applied)
+        if isinstance(event, Registered) and self._is_ready_now(number, event):
+            self._add_reason(f"{worker_name(number)} joined", now)
+        if isinstance(event, CutOff):
+            if event.epoch != self._state.epoch or self.phase is not Phase.RUNNING or now - self._began < _LEAST_S:
+                return []
+            self._add_reason(f"{worker_name(number)} lost its connection to another worker", now)
+        self._note_step(number, report, now)
+        return [event]
 
     def lose(self, number: int, reason: str, now: float) -> None:
         """Note that a worker's process has ended, or is treated so; `reason` is a clause such as "was killed by SIGKILL"."""
@@ -164,7 +176,7 @@ class Membership:
             self._has_lost = True
             self._journal.write("lost", worker=number, incarnation=member.incarnation, reason=reason)
             self._add_reason(f"{worker_name(number)} {reason}", now)
-            self._handle(Lost(member), now)
+            self._handle(now, Lost(member))
             self._pulse.forget(number)
 
     def note_end(self, number: int, now: float) -> None:
@@ -174,7 +186,7 @@ class Membership:
             self.left.setdefault(number, "ended with the run")
             self._journal.write("ended", worker=number)
             if known is not None:
-                self._handle(Lost(known.seat.member), now)
+                self._handle(now, Lost(known.seat.member))
                 self._pulse.forget(number)
 
     def let_come_again(self, number: int, now: float) -> None:
@@ -204,20 +216,20 @@ class Membership:
         self.left.setdefault(number, "left")
         self._journal.write("leaves", worker=number)
         self._add_reason(f"{worker_name(number)} left", now)
-        self._handle(LeaveAsked(number), now)
+        self._handle(now, LeaveAsked(number))
 
     def let_end(self, now: float) -> None:
         """Note that the run was ordered to stop, so that nobody comes any more."""
         with self._lock:
             self._has_lost = False
-            self._handle(EndOrdered(), now)
+            self._handle(now, EndOrdered())
 
     def tick(self, now: float) -> None:
         """Repeat orders that may have been lost; call it a few times a second."""
         with self._lock:
             if now - self._ticked >= _TICK_S:
                 self._ticked = now
-                self._handle(Tick(), now)
+                self._handle(now, Tick())
 
     def late(self, now: float) -> Mapping[int, float]:
         """Return the members that hold the run up, each with the seconds since its last progress."""
@@ -234,9 +246,9 @@ class Membership:
         self._reasons.append(reason)
         self._disturbed = now if self._disturbed is None else self._disturbed
 
-    def _handle(self, event: Event, now: float) -> None:
+    def _handle(self, now: float, *events: Event) -> None:
         before = self._state
-        self._state, orders = step(before, event)
+        self._state, orders = step(before, *events)
         if (
             self._state.phase is Phase.RUNNING
             and self._state.begin is not before.begin

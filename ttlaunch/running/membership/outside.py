@@ -147,9 +147,8 @@ class OutsideWorkers:
             if beat.incarnation != joined.incarnation:
                 return Orders(self._membership.state.epoch, Order.FENCED)
             self._note(joined, beat, records, now=now)
-        for record in records:
-            if isinstance(record, MemberReport) and record.incarnation == joined.incarnation:
-                self._membership.take(number, _placed(record, joined), now)
+        reports = [one for one in records if isinstance(one, MemberReport) and one.incarnation == joined.incarnation]
+        self._membership.take([(number, _placed(report, joined)) for report in reports], now)
         if beat.phase == ENDED:
             self._note_end(joined)
         with self._changed:
