@@ -30,13 +30,15 @@ def choose_kept(held: Sequence[Sequence[Leaves]], *, micro_batches: int) -> list
     is_covered = bytearray(micro_batches)
     kept: list[list[Leaves]] = [[] for _ in held]
     for size in sorted((size for size in offered if size > 0 and not size & (size - 1)), reverse=True):
+        covered, last = b"\1" * size, micro_batches - size
         for place, first in offered[size]:
-            is_node = not first % size and first + size <= micro_batches
-            if is_node and not is_covered[first]:  # a larger node that contains it would cover its first leaf too
-                is_covered[first : first + size] = b"\1" * size
+            # A larger node that contains it would cover its first leaf, too.
+            if first <= last and not first % size and not is_covered[first]:
+                is_covered[first : first + size] = covered
                 kept[place].append((first, first + size))
     for nodes in kept:
-        nodes.sort()
+        if len(nodes) > 1:
+            nodes.sort()
     return kept
 
 
@@ -63,7 +65,7 @@ def divide_missing(
         first = has.find(0, gaps[-1][1])
     counts = share(sum(stop - first for first, stop in gaps), paces, least=0)
     gaps.reverse()  # so that the next one is the last
-    return [_take(count, gaps) for count in counts]
+    return [_take(count, gaps) if count else [] for count in counts]
 
 
 def blocks_of(micro_batches: int, paces: Sequence[float | None]) -> list[Leaves]:
@@ -93,7 +95,7 @@ def share(count: int, paces: Sequence[float | None], *, least: int) -> list[int]
     if count < least * len(paces):
         raise ValueError(f"{count} micro-batches are too few for {len(paces)} members")
     known = [pace for pace in paces if pace is not None and pace > 0]
-    if len(known) < len(paces):
+    if len(known) < len(paces) or len(set(known)) == 1:  # of equally fast ones, none has to be looked for
         short, longer = divmod(count, len(paces))  # as `contiguous_blocks` cuts them
         return [short + (place < longer) for place in range(len(paces))]
     counts = [least] * len(paces)

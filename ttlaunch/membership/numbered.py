@@ -3,7 +3,7 @@
 The state of a coordinator is a value. With a plain dictionary, each report of a worker would copy the entries of all.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar, overload
@@ -96,12 +96,21 @@ class Numbered(Mapping[int, V]):
 
     def _for_looks(self, count: int) -> Mapping[int, V]:
         """Return what is faster to look at so many times: these blocks, or a dictionary that is made of them."""
-        if _MANY * count < self._size:
-            return self
+        return self if _MANY * count < self._size else self._in_one()
+
+    def _in_one(self) -> dict[int, V]:
         values: dict[int, V] = {}
         for block in self._blocks.values():
             values.update(block)
         return values
+
+    def items(self) -> ItemsView[int, V]:
+        """Return all numbers with their values, in a fraction of the time in which `Mapping` would."""
+        return self._in_one().items()
+
+    def values(self) -> ValuesView[V]:
+        """Return the values of all numbers."""
+        return self._in_one().values()
 
     @overload
     def get(self, number: int, /) -> V | None: ...
