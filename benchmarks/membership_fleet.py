@@ -3,11 +3,12 @@
     python benchmarks/membership_fleet.py [--workers N] [--minutes N] [--churn PART] [--seed N]
 
 What decides is the coordinator's and the workers' own code (`ttlaunch/membership`); processes and messages are times on a virtual clock
-(`tests/membership/fleet.py` has the rules that are checked after each event). In the first two seconds of each minute, workers join, are
+(`tests/membership/fleet.py` has the rules that are checked after each transition). In the first two seconds of each minute, workers join, are
 asked to leave, are killed or fall silent. Reports that change nothing, as a worker sends some in each second, are left out.
 
-The time of a transition is that of one call of `coordinator.step`, by kind of event. Those that stop or begin an epoch give an order
-to every worker. Their times are of a clock that runs on while others use the cores, so take them when the machine is quiet. Ends with 1 if a rule is broken, or a limit is missed.
+The time of a transition is that of one call of `coordinator.step`, by the kind of its first event: it takes the reports that have come
+within 2 ms. Those that stop or begin an epoch look at every worker. The times are of a clock that runs on while others use the cores, so
+take them when the machine is quiet. Ends with 1 if a rule is broken, or a limit is missed.
 """
 
 import argparse
