@@ -7,7 +7,7 @@ What decides is the coordinator's and the workers' own code (`ttlaunch/membershi
 asked to leave, are killed or fall silent. Reports that change nothing, as a worker sends some in each second, are left out.
 
 The time of a transition is that of one call of `coordinator.step`, by the kind of its first event: it takes the reports that have come
-within 2 ms. Those that stop or begin an epoch look at every worker. The times are of a clock that runs on while others use the cores, so
+within 1 ms. Those that stop or begin an epoch look at every worker. The times are of a clock that runs on while others use the cores, so
 take them when the machine is quiet. Ends with 1 if a rule is broken, or a limit is missed.
 """
 
