@@ -352,35 +352,34 @@ def _begin(state: Coordinator, wanted: Numbers, applied: int) -> Result:
 def _take_progress(state: Coordinator, reports: Iterable[Progressed]) -> Result:
     """Note how far members are; what follows when one is done, or may let others go, comes before the next report."""
     orders: list[Order] = []
-    found: dict[int, Worker] = {}
+    acting: dict[int, None] = {}
+    workers: dict[int, Worker] = {}
     for report in reports:
         known = _reporter(state, report, Phase.RUNNING)
         if known is None:
             orders += _fence(state, report.member)
             continue
         number = report.member.number
-        known = found.get(number, known)
+        known = workers.get(number, known)
         # Reports may overtake one another; what a member has once made, it has.
         applied, is_done = max(report.applied, known.applied or 0), report.is_done or known.is_done
         pace_s = report.pace_s or known.pace_s
         if (known.applied, known.pace_s, known.is_done) != (applied, pace_s, is_done):
-            known = changed(known, applied=applied, pace_s=pace_s, is_done=is_done)
-        found[number] = known
+            workers[number] = changed(known, applied=applied, pace_s=pace_s, is_done=is_done)
+        acting[number] = None
         if is_done or state.leaving:
-            state, more = _finish_or_settle(_with_progress(state, found))
+            state, more = _finish_or_settle(_with_progress(state, acting, workers))
             orders += more
-            found = {}
-    return _with_progress(state, found), orders
+            acting, workers = {}, {}
+    return _with_progress(state, acting, workers), orders
 
 
-def _with_progress(state: Coordinator, found: Mapping[int, Worker]) -> Coordinator:
-    before = state.workers
-    workers = {number: worker for number, worker in found.items() if worker is not before[number]}
-    acting = dict.fromkeys(state.acting.lacks(found))
-    if not workers and not acting:
+def _with_progress(state: Coordinator, acting: Mapping[int, None], workers: Mapping[int, Worker]) -> Coordinator:
+    if not acting:
         return state
-    done = state.done + sum(worker.is_done and not before[number].is_done for number, worker in workers.items())
-    return changed(state, workers=before.put_all(workers), acting=state.acting.put_all(acting), done=done)
+    done = sum(worker.is_done and not state.workers[number].is_done for number, worker in workers.items())
+    state = changed(state, workers=state.workers.put_all(workers), done=state.done + done)
+    return changed(state, acting=state.acting.put_all(acting))
 
 
 def _finish_or_settle(state: Coordinator) -> Result:
