@@ -56,15 +56,25 @@ def next_events(draws, state):
     )
 
 
-def begun(terms):
+def ready(terms):
     """A coordinator whose first workers are ready."""
     return step(Coordinator(terms), *(Registered(Seat(Member(number, 0)), 0) for number in sorted(terms.first)))[0]
+
+
+def begun(terms):
+    """A coordinator whose first workers have begun to make steps, if they are enough."""
+    state = ready(terms)
+    shares = [] if terms.slots is None else [(Share(len(state.members), (number,)),) for number in state.members]
+    answers = (
+        Answered(Member(number, 0), 1, 0, (), 0, shares=shares[number] if shares else ()) for number in state.members
+    )
+    return step(state, *answers)[0]
 
 
 @settings(max_examples=300, deadline=None)
 @given(draw.data())
 def test_what_follows_is_the_same_at_once_and_one_after_the_other(data):
-    first = state = begun(data.draw(TERMS))
+    first = state = data.draw(draw.sampled_from([ready, begun, begun]))(data.draw(TERMS))
     events, orders = [], []
     for _ in range(data.draw(draw.integers(1, 30))):
         events.append(data.draw(next_events(state)))
@@ -75,7 +85,7 @@ def test_what_follows_is_the_same_at_once_and_one_after_the_other(data):
 
 def test_a_member_answers_twice_before_the_last_one_does_and_again_when_it_was_let_go():
     terms = Terms(1, 4, 8, frozenset({0, 1}))
-    first, _ = step(begun(terms), LeaveAsked(0))
+    first, _ = step(ready(terms), LeaveAsked(0))
     said = [Answered(Member(0, 0), 1, applied, validated=applied) for applied in (1, 2)]
     events = [*said, Answered(Member(1, 0), 1, 2, validated=2), said[1], Progressed(Member(1, 0), 1, 3)]
     state, orders = step(first, *events)
