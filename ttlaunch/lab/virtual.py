@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from ttlaunch.app.predict import NotPredicted, run_hollow
 from ttlaunch.diagnostics import LaunchError, usage_error
 from ttlaunch.diagnostics.launch_error import usage_mistake
 from ttlaunch.engines.process import end_process, start_process
+from ttlaunch.lab.virtual_bytes import bytes_of_pairs, count_differing
 from ttlaunch.lab.virtual_faults import Patience, VirtualVerdict, check_virtual_faults, judge_virtually, order_faults
 from ttlaunch.planning.faults import Fault, render_faults
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -317,7 +317,7 @@ def read_result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> Virtu
     roles = [row.role for row in plan.ranks]
     groups = tuple(_step_time(one, roles[one.members[0].first]) for one in end.classes)
     flows, reason = _flows(plan.as_json(), roles, end, steps=conditions.steps, is_broken=is_broken)
-    formula = None if flows is None else _bytes_of_pairs(flows, steps=conditions.steps)
+    formula = None if flows is None else bytes_of_pairs(flows, world_size=plan.world_size, steps=conditions.steps)
     counts = [sum(1 for _ in one.members) for one in groups]
     return VirtualRun(
         plan,
@@ -327,7 +327,7 @@ def read_result(plan: LaunchPlan, conditions: Conditions, found: bytes) -> Virtu
         edges=tuple(vars(one) for one in end.edges),
         pairs=sum(counts[one.source] * one.peers for one in end.edges),
         step_bytes=sum(counts[one.source] * one.peers * one.step_bytes for one in end.edges),
-        differing=0 if formula is None else _differing(formula, groups, end),
+        differing=0 if formula is None else count_differing(formula, [one.members for one in groups], end.edges),
         no_formula=reason,
         not_folded=end.not_folded,
         repeats=sum(1 + span.last - span.first for span in end.repeats),
@@ -358,23 +358,6 @@ def _has_all_ranks(end: VirtualEnd, world_size: int) -> bool:
     follow = all(first == before + 1 and first <= last for before, (first, last) in zip(ends, rows, strict=False))
     known = all(max(one.source, one.dest) < len(end.classes) for one in end.edges)
     return follow and known and ends[-1] == world_size - 1 and all(one.members for one in end.classes)
-
-
-def _differing(formula: Mapping[tuple[int, int], int], groups: Sequence[StepTime], end: VirtualEnd) -> int:
-    """Count the pairs of ranks with other bytes than the formula's: each rank sends what the one that stands for it has sent."""
-    place_of = {rank: place for place, one in enumerate(groups) for rank in one.members}
-    expected: dict[int, Counter[tuple[int, int]]] = defaultdict(
-        Counter
-    )  # of each rank: to which class how many bytes, and how often
-    for (source, dest), size in formula.items():
-        expected[source][place_of[dest], size] += size > 0
-    found: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
-    for one in end.edges:
-        found[one.source][one.dest, one.step_bytes] += one.peers * (one.step_bytes > 0)
-    return sum(
-        max((+(expected[rank] - found[place])).total(), (+(found[place] - expected[rank])).total())
-        for rank, place in place_of.items()
-    )
 
 
 def _failed(reason: str, *hints: str, code: str = "R003") -> LaunchError:
@@ -412,12 +395,3 @@ def _flows(
     }
     facts = [facts_of[rank] for rank in range(len(roles))]
     return expected_traffic({**content, "config": config}, roles=roles, facts=facts, runs_recipe=True)
-
-
-def _bytes_of_pairs(flows: Iterable["Traffic"], *, steps: int) -> Counter[tuple[int, int]]:
-    """Return the bytes within so many steps of each pair of ranks."""
-    found: Counter[tuple[int, int]] = Counter()
-    for one in flows:
-        times = sum(step % one.every == 0 or step == steps for step in range(1, steps + 1))
-        found[one.source, one.dest] += one.per_step * times + one.in_first_step
-    return found

@@ -112,7 +112,7 @@ class Prediction:
             "data_bytes": self.data_bytes,
             "data_most_bytes": self.data_most_bytes,
             "ranks": [one.as_json() for one in self.ranks],
-            "flows": None if self.flows is None else [dict(vars(one)) for one in self.flows],
+            "flows": None if self.flows is None else [one._asdict() for one in self.flows],
             "no_flows": self.no_flows,
             "step_bytes": self.step_bytes,
         }

@@ -22,7 +22,7 @@ _KEEPERS, _NODE_NUMBERS = 2, 4
 def validation_traffic(among: Sequence[int], micro_batches: int) -> list[Traffic]:
     """Return the traffic of a validation that the ranks share: an `all_gather` of the losses of its micro-batches."""
     sizes = all_gather_bytes(among, micro_batches, value_bytes=NUMBER_BYTES)
-    return [Traffic("all_gather", source, dest, per_validation=size) for source, dest, size in sizes]
+    return [Traffic("all_gather", source, dest, per_validation=size) for source, dest, size in sizes if size]
 
 
 def all_gather_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -66,10 +66,11 @@ def all_reduce_mean_traffic(
         blocks: Those of each rank, as in `Ranks`.
     """
     sums = sums_of_blocks(micro_batches, len(among)) if blocks is None else sums_of(range(*block) for block in blocks)
+    counts = {source: 2 * NUMBER_BYTES * count for source, count in zip(among, sums, strict=True)}
     found = []
     for source, dest, size in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES, sums=sums):
-        counts = 2 * NUMBER_BYTES * sums[among.index(source)]
-        found += [Traffic("gradients", source, dest, per_step=size), Traffic("counts", source, dest, per_step=counts)]
+        found.append(Traffic("gradients", source, dest, per_step=size))
+        found.append(Traffic("counts", source, dest, per_step=counts[source]))
     return found
 
 

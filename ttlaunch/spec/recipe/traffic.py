@@ -11,7 +11,7 @@ At the end of a run the formula is compared with what ranks have counted; see `d
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -26,9 +26,8 @@ _MOST_TRIALS = 20
 """The largest number of steps in which sizes of buckets are tried."""
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """The bytes that go from one rank to another for one operation.
+class Traffic(NamedTuple):
+    """The bytes that go from one rank to another for one operation; a tuple, because a thousand ranks have a million pairs.
 
     Attributes:
         operation: The name of the operation in the ranks' telemetry.
