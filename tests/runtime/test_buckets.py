@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.runtime.parallel.gradients import bucket_tuning
-from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner, candidates, largest_of_several
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import (
+    UNMEASURED,
+    BucketTuner,
+    candidates,
+    largest_of_several,
+)
 from ttlaunch.runtime.parallel.gradients.buckets import cut_buckets
 
 MEGABYTE = 10**6
@@ -47,6 +52,13 @@ def test_a_small_vector_is_one_bucket_and_nothing_is_tried(megabytes):
 def test_what_is_configured_is_not_tried():
     tuner = BucketTuner(500 * MEGABYTE, bucket_megabytes=0.25)
     assert (250_000, True) == (tuner.bucket_bytes, tuner.is_final)
+
+
+@pytest.mark.parametrize(("megabytes", "begins"), [(2, 2), (96, 96), (97, 32), (500, 32)])
+def test_where_no_time_passes_the_size_with_which_a_run_begins_stays(megabytes, begins):
+    tuner = BucketTuner(megabytes * MEGABYTE, bucket_megabytes=UNMEASURED)
+    assert (begins * MEGABYTE, True) == (tuner.bucket_bytes, tuner.is_final)
+    assert tuner.bucket_bytes == BucketTuner(megabytes * MEGABYTE, bucket_megabytes=None).bucket_bytes
 
 
 def test_candidates_are_the_whole_vector_and_few_sizes_that_cut_it():

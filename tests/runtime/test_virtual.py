@@ -256,6 +256,22 @@ def test_folded_ranks_have_exactly_the_times_of_ranks_that_all_run():
     assert [of_rank(every, rank) for rank in range(8)] == [of_rank(alike, rank) for rank in range(8)]
 
 
+def test_a_gradient_above_96_mb_has_the_buckets_with_which_a_run_begins():
+    """One of 101 MB: a run never has it in one bucket."""
+
+    def simulated_with(**hosts):
+        sizes = {"num_blocks": 2, "embedding_dim": 1024}
+        world = tiny_world("data_parallel", ["worker"] * 2, transformer_config=sizes, multihost_config=hosts)
+        found = run_virtually(world, order(steps=1, fold=True), known=KNOWN)
+        return found["edges"][0]["messages"], found["classes"]
+
+    begun, configured, whole = (
+        simulated_with(**hosts) for hosts in ({}, {"bucket_megabytes": 32.0}, {"bucket_megabytes": 1e5})
+    )
+    assert begun == configured
+    assert begun[0] > whole[0]
+
+
 @pytest.mark.parametrize(
     ("name", "roles"),
     [

@@ -50,6 +50,7 @@ from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import read_checked_corpus, read_config
 from ttlaunch.runtime.hollow import Found, Hollow, has_values
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import UNMEASURED
 from ttlaunch.runtime.same_code import ranks_of_code, repeat_virtually, write_program
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
@@ -62,9 +63,6 @@ from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
-
-_ONE_BUCKET = 1e5
-"""Megabytes that hold the gradient of any model here."""
 
 _MOST_CLASSES = 64
 """More classes of equal ranks than these are not tried: each of them costs as much as a rank or two."""
@@ -111,7 +109,7 @@ def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Fo
     Cost: about 30 µs for each operation of torch and each message, of all ranks together that run: one or two of each class.
     """
     recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
-    cfg = read_config(recipe, _shortened(world.config, order.steps))
+    cfg = _unmeasured(read_config(recipe, _shortened(world.config, order.steps)))
     corpus = read_checked_corpus(recipe, world)
     trainer = import_recipe_module(world.recipe_folder, world.trainer)
     flops_per_s = order.gflops * 1e9
@@ -429,7 +427,7 @@ def _context(
 
 
 def _shortened(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Return the configuration with few steps, and with one bucket where a run would measure which size is quickest."""
+    """Return the configuration with few steps."""
     shortened = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
     if "training_config" in shortened:
         shortened["training_config"]["steps"] = steps
@@ -437,10 +435,15 @@ def _shortened(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
     for key in ("warmup_steps", "hold_steps"):
         if key in scheduler:
             scheduler[key] = 0
-    hosts = shortened.get("multihost_config", {})
-    if "bucket_megabytes" in hosts and hosts["bucket_megabytes"] is None:
-        hosts["bucket_megabytes"] = _ONE_BUCKET
     return shortened
+
+
+def _unmeasured(cfg: ConfigFile) -> ConfigFile:
+    """Return the configuration with the buckets with which a run begins, where that would then measure which size is quickest."""
+    hosts = getattr(cfg, "multihost_config", None)
+    if hosts is None or hosts.bucket_megabytes is not None:
+        return cfg
+    return cfg.model_copy(update={"multihost_config": hosts.model_copy(update={"bucket_megabytes": UNMEASURED})})
 
 
 def _flops_of_micro_batch(cfg: ConfigFile, world: World, corpus: Corpus | None) -> int:

@@ -3,10 +3,14 @@
 One rank decides and sends the size to the others, so that all use the same buckets. No bit of the result depends on it.
 """
 
+import math
 import statistics
 import time
 
 from ttlaunch.runtime.parallel.gradients.buckets import BYTES_PER_MEGABYTE
+
+UNMEASURED = math.inf
+"""In place of megabytes: the size with which a run begins, and no other. No configuration has it; a simulation in which no time passes does."""
 
 _CANDIDATE_BYTES = tuple(size * BYTES_PER_MEGABYTE for size in (1, 2, 4, 8, 16, 32))
 _MOST_CANDIDATES = 4
@@ -42,9 +46,11 @@ class BucketTuner:
     """
 
     def __init__(self, vector_bytes: int, *, bucket_megabytes: float | None) -> None:
-        """Begin with the configured size, or with the first candidate if there is none."""
+        """Begin with the configured size, or with the first candidate if there is none or `UNMEASURED`, which stays."""
         self._candidates = candidates(vector_bytes)
-        if bucket_megabytes is not None:
+        if bucket_megabytes == UNMEASURED:
+            del self._candidates[1:]
+        elif bucket_megabytes is not None:
             self._candidates = [int(bucket_megabytes * BYTES_PER_MEGABYTE)]
         self._seconds: list[list[float]] = [[] for _ in self._candidates]
         self._steps = 0

@@ -28,7 +28,7 @@ from ttlaunch.runtime.parallel.gradients.bucket_messages import (
     isend_part,
     send_bucket_size,
 )
-from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner, largest_of_several
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import UNMEASURED, BucketTuner, largest_of_several
 from ttlaunch.runtime.parallel.gradients.buckets import BYTES_PER_MEGABYTE, Bucket, cut_buckets
 from ttlaunch.runtime.parallel.gradients.sums import CountsExchange
 from ttlaunch.runtime.parallel.gradients.watch import GradientWatch
@@ -105,9 +105,10 @@ class GradientExchange:
         self._keeps_nodes = keeps_nodes
         self._tree = GradientTree(len(grads_N), device=grads_N.device)
         self._watch = GradientWatch(self._flat)
-        # Where ranks come and go, none of them decides for those that come later.
-        fixed = largest_of_several(grads_N.nbytes) / BYTES_PER_MEGABYTE if keeps_nodes else None
-        self._tuner = BucketTuner(grads_N.nbytes, bucket_megabytes=bucket_megabytes or fixed)
+        if keeps_nodes and bucket_megabytes in (None, UNMEASURED):
+            # Where ranks come and go, none of them decides for those that come later.
+            bucket_megabytes = largest_of_several(grads_N.nbytes) / BYTES_PER_MEGABYTE
+        self._tuner = BucketTuner(grads_N.nbytes, bucket_megabytes=bucket_megabytes)
         self._agreed = AgreedBuckets(ctx, self._flat.starts, source=among[0])
         self._buckets: list[Bucket] = []
         self._is_settled = self._is_open = False
