@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
-from ttlaunch.runtime.comm.tree_exchange import add_up
+from ttlaunch.runtime.comm.tree_exchange import add_up, add_up_rows
 
 VALUES = 7
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 1000))
+def test_rows_of_numbers_are_added_like_tensors(count, parts, seed):
+    rows = leaves(count, seed).double()
+    nodes = [node for block in contiguous_blocks(count, parts) for node in aligned_subtrees(block)]
+    expected = add_up([(node, rows[node.start].clone(), None) for node in nodes])
+    assert expected.tolist() == add_up_rows([(node, rows[node.start].tolist()) for node in nodes])
 
 
 def leaves(micro_batches, seed):

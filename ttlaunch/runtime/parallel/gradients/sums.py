@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks, mean_per_token
-from ttlaunch.runtime.comm.tree_exchange import Nodes, add_up, gather_shards, sum_shard
+from ttlaunch.runtime.comm.tree_exchange import Nodes, add_up_rows, gather_shards, sum_shard
 from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
@@ -126,7 +126,6 @@ class CountsExchange:
         """Wait for the messages, and return tokens and summed loss over all micro-batches."""
         for message in self._pending:
             message.wait()
-        leaves, rows = chain.from_iterable(self._layout), chain.from_iterable(self._counts)
-        nodes = sorted(zip(leaves, rows, strict=True), key=lambda node: node[0].start)
-        total = add_up((node, row.clone(), None) for node, row in nodes)
-        return int(total[0].item()), total[1].item()
+        leaves, rows = chain.from_iterable(self._layout), torch.cat(self._counts).tolist()
+        tokens, loss = add_up_rows(sorted(zip(leaves, rows, strict=True), key=lambda node: node[0].start))
+        return int(tokens), loss
