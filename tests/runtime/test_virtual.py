@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ttlaunch.records.virtual import VirtualOrder
-from ttlaunch.runtime.alike import edges_of
+from ttlaunch.runtime import virtual
+from ttlaunch.runtime.alike import edges_of, with_witnesses
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
 from ttlaunch.runtime.timed_steps import Jitter
@@ -308,6 +309,22 @@ def test_the_stages_of_pipelines_fold_to_those_of_two_pipelines():
         [span["first"] for span in one["members"]] for one in folded["classes"]
     ]  # the last pipeline looks at the shortest micro-batch of a validation
     assert [of_rank(every, rank) for rank in range(8)] == [of_rank(folded, rank) for rank in range(8)]
+
+
+@pytest.mark.slow
+def test_looking_for_ranks_that_are_alike_costs_no_more_than_to_run_all_twice(monkeypatch):
+    """The ranks of zero own shards of other sizes, so each division fails and gives a finer one."""
+    tried, run = [], virtual._Play.run
+
+    def noted(play, classes, *rest):
+        tried.append(classes)
+        return run(play, classes, *rest)
+
+    monkeypatch.setattr(virtual._Play, "run", noted)
+    found = simulated("zero", ["worker"] * 16, micro_batches=16, fold=True)
+    assert (16, True) == (len(found["classes"]), found["not_folded"] is not None)
+    further = [len(with_witnesses(classes)) for classes in tried[1:] if len(classes) < 16]
+    assert 0 < sum(further) <= 2 * 16  # 127 if all are tried
 
 
 def test_ranks_with_equal_times_whose_partners_are_not_alike_are_not_folded():

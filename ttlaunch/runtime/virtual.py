@@ -9,6 +9,7 @@ itself. It is in `virtual.json` in the folder that the environment names.
 import faulthandler
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -185,12 +186,21 @@ def _run_folded(play: "_Play") -> dict[str, Any]:
 
 
 def _run_coarsest(play: "_Play", divisions: Iterable[Classes]) -> dict[str, Any] | None:
-    """Try divisions, those with few classes first, and divide further those whose ranks are not alike; None if there are none left."""
+    """Try divisions, those with few classes first, and divide further those whose ranks are not alike.
+
+    Returns:
+        The result; None if there are no divisions left, or if they would cost more than twice as much as to run every rank, where that is possible.
+    """
     most = min(_MOST_CLASSES, play.world.size - 1)
     left, tried = set(divisions), set[Classes]()
+    affordable = 2 * play.world.size if play.world.size <= _MOST_RANKS else math.inf
     while left := {one for one in left - tried if len(one) <= most}:
         classes = min(left, key=lambda one: (len(one), one))
         tried.add(classes)
+        affordable -= len(with_witnesses(classes))
+        if affordable < 0:
+            break
+        gc.collect()  # models that the division before has left, in circles of errors and the threads that raised them
         try:
             return play.run(classes) | {"not_folded": None}
         except NotAlikeError as error:
@@ -217,6 +227,7 @@ def _run_same_code(play: "_Play", reason: str | None) -> dict[str, Any]:
             why = error.reason if reason is None else f"{reason}, and {error.reason}"
     if play.world.size > _MOST_RANKS:
         raise ValueError(f"no more than {_MOST_RANKS} ranks can run their own code: {why or 'no two are alike'}")
+    gc.collect()  # as above
     return play.run(_singles(play.world)) | {"not_folded": reason}
 
 
