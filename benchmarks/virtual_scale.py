@@ -74,8 +74,8 @@ scaling where that is less than half: from there on, more workers add less than 
 
 {ends}
 
-Where one rank stands for many, thousands of workers take a minute or two; the curves of such recipes that end earlier have not been measured further. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
-[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), without threads of their own. The ranks of `zero` run all, because each owns shards of other sizes: its curve is cut at {most_all} workers. `elastic_dp` is left
+Where one rank stands for many, or repeats the code of three, 10,000 workers take up to two minutes of processor time; where the curve of such a recipe ends earlier, its next point takes longer. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
+[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), without threads of their own. The ranks of `zero` run all, because each owns shards of other sizes, and each sends to each: its curve is cut at {most_all} workers, which take five minutes and 3 GB. `elastic_dp` is left
 out: its workers share no step. `fully_sharded` needs a process for each rank.
 
 Other machines move these points: twice the bandwidth moves them to the right, faster processors to the left. `ttlaunch simulate RECIPE --virtual --what-if` shows where yours are.
@@ -203,7 +203,7 @@ def _curve(name: str, known: list[Place], *, most: int) -> Iterator[list[Place]]
         if any(one.workers == workers for one in known):
             continue
         try:
-            run = _simulate(name, workers, Conditions(steps=2))
+            run = _simulate(name, workers, Conditions(steps=2, fold=name in (*FOLDS, *REPEATED)))
         except LaunchError as error:
             print(f"{name:22} {workers:6} workers: {error.diagnostics[0].message}", flush=True)
             break
