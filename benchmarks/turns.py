@@ -146,8 +146,8 @@ class EndlessRun:
 
     def step_s(self) -> float:
         """Return about how long a step takes, from the turns in which it made some; 0 before the first."""
-        steps = self.steps_done()
-        return self.seconds() / steps if steps else 0.0
+        seconds, steps = self.seconds(), self.steps_done()
+        return seconds / steps if steps else 0.0
 
     def seconds(self) -> float:
         """Return the time of its turns since it made its first step."""
