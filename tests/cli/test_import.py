@@ -135,13 +135,16 @@ def test_shards_are_read_piece_by_piece(here):
     names = sorted(theirs)
     shards = {f"model-{part}.safetensors": {name: theirs[name] for name in names[part::3]} for part in range(3)}
     save_shards(here / "m", shards, config=CONFIG | {"n_embd": 512})
-    tracemalloc.start()
-    try:
-        write_pretrained(find_pretrained("m"), here / "w", source="m", wrote=lambda _: None)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(theirs) == len(imported(here / "w"))
+    peaks = []
+    for place in range(2):  # what threads of earlier tests or a first import take in one of them, they take once
+        tracemalloc.start()
+        try:
+            write_pretrained(find_pretrained("m"), here / f"w{place}", source="m", wrote=lambda _: None)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    peak = min(peaks)
+    assert len(theirs) == len(imported(here / "w1"))
     largest, whole = max(one.nbytes for one in theirs.values()), sum(one.nbytes for one in theirs.values())
     assert largest < peak < largest + (3 << 20) < whole / 3
 
