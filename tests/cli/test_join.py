@@ -16,7 +16,7 @@ from ttlaunch.agent.run_processes import processes_of_runs
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.membership.messages import Dismiss, Member, Order, order_to_json
+from ttlaunch.membership.messages import Dismiss, Member, order_to_json
 from ttlaunch.records.coordinator import Fingerprint
 from ttlaunch.running.agents.certificates import Authority
 from ttlaunch.running.membership.measure import measure_fingerprint
@@ -91,8 +91,8 @@ def reports(service, what):
 
 
 def dismiss(service, incarnation=1):
-    order = Order(Member(2, incarnation), Dismiss("the test is over"))
-    service.coordinator.members.tell(2, json.loads(order_to_json(order)))
+    order = order_to_json(Member(2, incarnation), Dismiss("the test is over"))
+    service.coordinator.members.tell(2, json.loads(order))
 
 
 def test_a_worker_joins_and_says_where_others_reach_it_and_that_it_has_no_state(service, tmp_path):

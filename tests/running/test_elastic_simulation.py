@@ -126,7 +126,8 @@ def test_members_with_places_change_in_a_simulation_as_in_a_real_run(here, recip
     leaf_s = micro_batch(folder, report, epoch=0, block=block)
     found = simulate(text, leaf_s=leaf_s, start_s=start_s, steps=steps, target=recipe, ranks=ranks, elastic=elastic)
     assert members == [list(one.epoch.members) for one in found.epochs[:2]]
-    compare(report, outcomes, found, steps_apart=1, known=(start_s, leaf_s))
+    # A step is measured before the fault. After it fewer workers share the cores, so those that are left are faster.
+    compare(report, outcomes, found, steps_apart=3, known=(start_s, leaf_s))
 
 
 def waited(folder, number, *, since):
