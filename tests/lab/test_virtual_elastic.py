@@ -155,7 +155,10 @@ def test_who_takes_the_place_of_one_that_kept_the_state_gets_all_of_it(changed, 
 
 
 def test_shards_that_are_cut_anew_move_what_members_have_not_had(changed):
-    """Of three slots worker 0 had the first and the third, and worker 2 the third and the second; of two slots each gets both."""
+    """When one of three workers of `zero` is killed, each of the two that are left gets what it has not had of the two new slots.
+
+    Worker 0 had kept the first and the third of three slots, and worker 2 the third and the second.
+    """
     found = changed("zero")
     facts = found.epochs[0].run.facts
     third = (3 * 4 * facts["values"] + 4 * facts["tensors"]) / 3

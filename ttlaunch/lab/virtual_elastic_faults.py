@@ -179,7 +179,7 @@ def judge_elastic(
     )
     if members.waits:
         awaited = [replace(one, outcome=Outcome.AWAITED) if one.outcome.is_wrong else one for one in found]
-        return VirtualVerdict(WAITING, None, None, tuple(awaited), over_s)
+        return VirtualVerdict(WAITING, exit_status=None, failure=None, faults=tuple(awaited), over_s=over_s)
     return VirtualVerdict(report.status, report.exit_status, report.failure, tuple(found), over_s)
 
 
@@ -225,12 +225,7 @@ def _ending(
         )
         at = _START + (members.over_s or 0.0)
         ending.failure = why_nobody_goes_on(
-            coordinator,
-            is_of_a_worker=is_of_a_worker,
-            needed=needed,
-            at=at,
-            why=why,
-            next_step="",
+            coordinator, is_of_a_worker=is_of_a_worker, needed=needed, at=at, why=why, next_step=""
         )
     return ending
 
