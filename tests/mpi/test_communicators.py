@@ -136,3 +136,40 @@ def test_fabric_sockets_run_where_links_join_the_meshes(ttlaunch, here, write_cl
     answer = ttlaunch(f"run fabric_minimal --on pair {settings} --format json")
     assert 0 == answer.status, answer.stderr
     assert 3.0 == json.loads(answer.stdout)["results"]["sum"]
+
+
+SMALL = """
+import torch
+
+import ttlaunch.runtime.comm.mpi as mpi
+
+made = []
+
+class Counted(mpi._Sending):
+    def __init__(self, *what):
+        made.append(what)
+        super().__init__(*what)
+
+mpi._Sending = Counted
+
+def peer(cfg, ctx):
+    tensors = [torch.full((3, 5), float(place)) for place in range(500)]
+    if ctx.rank == 0:
+        made.clear()
+        for tensor in tensors:
+            ctx.send(tensor, dest=1)
+        ctx.note(f"{len({tensor.data_ptr() for tensor in tensors})} addresses, {len(made)} requests")
+        return
+    arrived = [torch.zeros(3, 5) for _ in tensors]
+    for tensor in arrived:
+        ctx.recv(tensor, source=0)
+    ctx.note(f"{sum(map(torch.equal, arrived, tensors))} arrived")
+"""
+
+
+def test_small_tensors_share_a_request_wherever_they_lie(run_ranks, tmp_path):
+    """Tensors of a step seldom lie where those of the step before lay: with a request for each address there would be thousands."""
+    run = run_ranks(write_peers(tmp_path / "small", SMALL), ["peer"] * 2, timeout_s=60)
+    assert run.error(0) is None, run.error(0)["traceback"]
+    assert ["500 addresses, 1 requests"] == [record["text"] for record in run.records(0, "note")]
+    assert ["500 arrived"] == [record["text"] for record in run.records(1, "note")]

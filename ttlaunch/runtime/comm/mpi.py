@@ -41,7 +41,7 @@ INLINE_BYTES = 2**14
 
 _HEADER = struct.Struct(f"={2 + MAX_DIMS}q")
 _DTYPE_INDEX = {dtype: index for index, dtype in enumerate(DTYPES)}
-_MOST_LAYOUTS = 4096
+_MOST_LAYOUTS, _MOST_VIEWS = 4096, 256
 
 _POLLS = 200
 _POLLS_IF_OVERSUBSCRIBED = 20
@@ -57,6 +57,7 @@ _Route = tuple[int, int]
 
 _Requests = list[MPI.Prequest]
 _NO_CHUNKS: _Requests = []
+_NOTHING = memoryview(b"")
 
 
 class MpiCommunicator:
@@ -93,7 +94,7 @@ class MpiCommunicator:
             self.isend(tensor, dest=dest, tag=tag).wait()
             return
         # What `isend` and `wait` do, without an object for each message.
-        idle, sending = self._begin_send(self._layout(tensor), dest, tag)
+        idle, sending = self._begin_send(self._layout(tensor), tensor, dest=dest, tag=tag)
         for request in sending.requests:
             wait_for(request, self._oversubscribed)
         idle.append(sending)
@@ -109,11 +110,11 @@ class MpiCommunicator:
             return
         layout = self._layout(tensor)
         buffer, chunks = self._begin_receive(layout, source, tag)
-        self._finish_receive(layout, buffer, chunks, source=source, tag=tag, tensor=tensor)
+        self._finish_receive(layout, buffer, chunks, source=source, tag=tag, host=tensor)
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         if self._staging is None and tensor.is_cpu:
-            idle, sending = self._begin_send(self._layout(tensor), dest, tag)
+            idle, sending = self._begin_send(self._layout(tensor), tensor, dest=dest, tag=tag)
             return _Send(self, sending, idle, kept=tensor)
         staging = self._staging = staging_for(tensor, self._staging)
         leaving = None if staging is None else staging.leave(tensor, dest=dest, tag=tag)
@@ -128,9 +129,10 @@ class MpiCommunicator:
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         arriving = None if self._staging is None and tensor.is_cpu else self._arrive(tensor, source, tag)
-        layout = self._layout(tensor if arriving is None else arriving.host)
+        host = tensor if arriving is None else arriving.host
+        layout = self._layout(host)
         buffer, chunks = self._begin_receive(layout, source, tag)
-        return _Receive(self, layout, buffer, chunks=chunks, tensor=tensor, arriving=arriving, source=source, tag=tag)
+        return _Receive(self, layout, buffer, chunks=chunks, host=host, arriving=arriving, source=source, tag=tag)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
         return wait_for_any(pending, timeout_s=timeout_s)
@@ -177,17 +179,19 @@ class MpiCommunicator:
             self.advance()
 
     def _layout(self, host: Tensor) -> "_Layout":
-        """Return the kept layout of a buffer with this address, dtype and shape, or make it."""
-        key = (host.data_ptr(), host.dtype, host.shape)
+        """Return the kept layout of a buffer with this dtype and shape, and this address if it is large, or make it."""
+        key = (host.data_ptr() if host.nbytes > INLINE_BYTES else 0, host.dtype, host.shape)
         layout = self._layouts.get(key)
         if layout is None or not host.is_contiguous():  # strides are not in the key; `_Layout` refuses the tensor
-            # Recipes whose tensors lie elsewhere in each step would otherwise collect requests without end.
+            # Recipes whose large tensors lie elsewhere in each step would otherwise collect requests without end.
             while len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts))).free()  # the oldest
             layout = self._layouts[key] = _Layout(host)
         return layout
 
-    def _begin_send(self, layout: "_Layout", dest: Rank, tag: int) -> "tuple[list[_Sending], _Sending]":
+    def _begin_send(
+        self, layout: "_Layout", host: Tensor, *, dest: Rank, tag: int
+    ) -> "tuple[list[_Sending], _Sending]":
         """Start one of the idle send requests of a buffer, or a new one; the caller returns it to the idle ones when it is complete."""
         idle = layout.sends[dest, tag]
         if idle:
@@ -195,8 +199,8 @@ class MpiCommunicator:
         else:
             buffer = None if layout.chunks else _HeaderBuffer(layout.header, layout.size)
             specs = [buffer.spec] if buffer else [layout.header_spec, *layout.chunks]
-            sending = _Sending([self._prepare(spec, dest, tag) for spec in specs], buffer, layout.view)
-        sending.start()
+            sending = _Sending([self._prepare(spec, dest, tag) for spec in specs], buffer)
+        sending.start(layout.bytes_of(host) if layout.size else _NOTHING)
         return idle, sending
 
     def _begin_receive(self, layout: "_Layout", source: Rank, tag: int) -> "tuple[_HeaderBuffer, _Requests]":
@@ -215,7 +219,7 @@ class MpiCommunicator:
         return buffer, chunks
 
     def _finish_receive(
-        self, layout: "_Layout", buffer: "_HeaderBuffer", chunks: _Requests, *, source: Rank, tag: int, tensor: Tensor
+        self, layout: "_Layout", buffer: "_HeaderBuffer", chunks: _Requests, *, source: Rank, tag: int, host: Tensor
     ) -> None:
         """Wait for the header, then, if it matches, for the messages that follow it."""
         self.complete(buffer.request or MPI.REQUEST_NULL)
@@ -224,13 +228,13 @@ class MpiCommunicator:
             for request in chunks:
                 request.Cancel()
             sent = _described(bytes(buffer.data[: _HEADER.size]))
-            raise CommunicationError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
+            raise CommunicationError(f"{self._peers[source]} sent {sent}, expected {described(host)}")
         if chunks:
             for request in chunks:
                 self.complete(request)
             layout.receives[source, tag].append(chunks)
-        else:
-            layout.view[:] = buffer.payload[: layout.size]
+        elif layout.size:
+            layout.bytes_of(host)[:] = buffer.payload[: layout.size]
         self._headers[source, tag].append(buffer)
 
 
@@ -246,7 +250,10 @@ class _HeaderBuffer:
 
 
 class _Layout:
-    """How a buffer is sent and received; holds its address but not its memory, and is looked up by address, dtype and shape."""
+    """How buffers of a dtype and a shape are sent and received; holds the address of a large one, but not its memory.
+
+    A small tensor is copied into the buffer behind a header, so what sends it is the same wherever the tensor lies.
+    """
 
     def __init__(self, host: Tensor) -> None:
         check_sendable(host)
@@ -259,12 +266,21 @@ class _Layout:
         self.chunks = [
             [MPI.memory.fromaddress(address + start, min(CHUNK_BYTES, size - start)), MPI.BYTE] for start in starts
         ]
-        inline = bool(size) and not self.chunks
-        self.view = memoryview(MPI.memory.fromaddress(address, size) if inline else bytearray())  # type: ignore[arg-type]
-        self.size = len(self.view)
+        self.size = 0 if self.chunks else size  # what follows the header in the same message
+        self._views: dict[int, memoryview] = {}  # by address
         self.sends: defaultdict[_Route, list[_Sending]] = defaultdict(list)  # idle requests
         # Idle requests for the chunks; those for headers are in `MpiCommunicator._headers`.
         self.receives: defaultdict[_Route, list[_Requests]] = defaultdict(list)
+
+    def bytes_of(self, host: Tensor) -> memoryview:
+        """Return the memory of a small tensor that is not empty; it may be used for as long as the tensor lives."""
+        address = host.data_ptr()
+        view = self._views.get(address)
+        if view is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            view = self._views[address] = memoryview(MPI.memory.fromaddress(address, self.size))  # type: ignore[arg-type]
+        return view
 
     def free(self) -> None:
         """Free the idle requests of this buffer; transfers under way keep theirs."""
@@ -277,18 +293,17 @@ class _Layout:
 
 
 class _Sending:
-    """The requests that send one buffer to one peer under one tag; they carry one transfer at a time."""
+    """The requests that send buffers of one layout to one peer under one tag; they carry one transfer at a time."""
 
-    __slots__ = ("_buffer", "_view", "requests")
+    __slots__ = ("_buffer", "requests")
 
-    def __init__(self, requests: _Requests, buffer: _HeaderBuffer | None, view: memoryview) -> None:
+    def __init__(self, requests: _Requests, buffer: _HeaderBuffer | None) -> None:
         self.requests = requests
         self._buffer = buffer
-        self._view = view
 
-    def start(self) -> None:
+    def start(self, content: memoryview) -> None:
         if self._buffer is not None:
-            self._buffer.payload[:] = self._view
+            self._buffer.payload[:] = content
         for request in self.requests:
             request.Start()
 
@@ -351,7 +366,7 @@ class _QueuedSend:
         kept: Tensor,
     ) -> None:
         def begin() -> _Send:
-            idle, sending = communicator._begin_send(layout, dest, tag)  # noqa: SLF001 - a part of the communicator
+            idle, sending = communicator._begin_send(layout, kept, dest=dest, tag=tag)  # noqa: SLF001 - a part of the communicator
             return _Send(communicator, sending, idle, kept=kept)
 
         self._communicator = communicator
@@ -384,7 +399,7 @@ class _QueuedSend:
 
 
 class _Receive:
-    __slots__ = ("_arriving", "_buffer", "_chunks", "_communicator", "_layout", "_source", "_tag", "_tensor")
+    __slots__ = ("_arriving", "_buffer", "_chunks", "_communicator", "_host", "_layout", "_source", "_tag")
 
     def __init__(
         self,
@@ -393,7 +408,7 @@ class _Receive:
         buffer: _HeaderBuffer,
         *,
         chunks: _Requests,
-        tensor: Tensor,
+        host: Tensor,
         arriving: Arriving | None,
         source: Rank,
         tag: int,
@@ -402,7 +417,7 @@ class _Receive:
         self._layout = layout
         self._buffer = buffer
         self._chunks = chunks
-        self._tensor = tensor
+        self._host = host
         self._arriving = arriving
         self._source = source
         self._tag = tag
@@ -411,7 +426,7 @@ class _Receive:
         if self._communicator is not None:
             communicator, self._communicator = self._communicator, None
             communicator._finish_receive(  # noqa: SLF001  this class is a part of the communicator
-                self._layout, self._buffer, self._chunks, source=self._source, tag=self._tag, tensor=self._tensor
+                self._layout, self._buffer, self._chunks, source=self._source, tag=self._tag, host=self._host
             )
             if self._arriving is not None:
                 communicator.release(self._arriving)
