@@ -49,11 +49,13 @@ class Command:
     Attributes:
         pid: The process from which the ranks descend.
         ranks: How many it starts.
+        share: How many times longer its turns are than they have to be.
         turns: When they computed: begin and end, in seconds since the epoch.
     """
 
     pid: int
     ranks: int
+    share: int = 1
     turns: list[tuple[float, float]] = field(default_factory=list)
     _found: list[psutil.Process] = field(default_factory=list)
     _looked: float = 0.0
@@ -85,7 +87,7 @@ def take_turns(commands: Sequence[Command], until: Callable[[], bool], *, step_s
                         other.signal(signal.SIGSTOP)
                 command.signal(signal.SIGCONT)
                 began = time.time()
-                time.sleep(max(TURN_S, STEPS_IN_A_TURN * step_s()))
+                time.sleep(command.share * max(TURN_S, STEPS_IN_A_TURN * step_s()))
                 command.turns.append((began, time.time()))
     finally:
         for command in commands:
@@ -99,8 +101,8 @@ class EndlessRun:
         command: Its part in the turns.
     """
 
-    def __init__(self, recipe: str, *, ranks: int, values: Mapping[str, Any]) -> None:
-        """Start it."""
+    def __init__(self, recipe: str, *, ranks: int, values: Mapping[str, Any], share: int = 1) -> None:
+        """Start it; its turns are `share` times as long as others'."""
         self._before = 0
         self._folder = tempfile.TemporaryDirectory(prefix="ttl-bench-")
         given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
@@ -119,7 +121,7 @@ class EndlessRun:
         self._process = subprocess.Popen(
             [*order, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self.command = Command(self._process.pid, ranks)
+        self.command = Command(self._process.pid, ranks, share)
 
     def __enter__(self) -> Self:
         return self
