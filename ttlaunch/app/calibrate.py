@@ -90,7 +90,7 @@ def _calibrate(plan: LaunchPlan, content: Mapping[str, Any], seconds: float) -> 
     usable = [one for one in ends if not isinstance(one, BadRecord)]
     if len(usable) < copies or any(len(one.ranks) != ranks for one in usable):
         return NotPredicted("the ranks that calibrate wrote nothing that can be used")
-    found = settle_rehearsal(usable)
+    found = settle_rehearsal([one for one in usable if not one.is_spare])
     if isinstance(found, str):
         raise _useless(found)
     not_kept = _keep(content, found)

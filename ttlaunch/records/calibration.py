@@ -5,7 +5,7 @@ Python 3.9 and the standard library only.
 
 from __future__ import annotations
 
-from ttlaunch.records.parser import Amount, Count, Size, Text, Word, record
+from ttlaunch.records.parser import Amount, Count, Flag, Size, Text, Word, record
 
 KEPT_FORMAT = 1
 
@@ -70,11 +70,13 @@ class RehearsalEnd:
 
     Attributes:
         findings: Why it cannot be used, in words; empty if it can.
+        is_spare: Whether it has ended early, because fewer ranks compute at a time than there are copies.
     """
 
     ranks: tuple[RehearsedRank, ...]
     link: MeasuredLink | None
     findings: tuple[Text, ...]
+    is_spare: Flag = False
 
 
 @record

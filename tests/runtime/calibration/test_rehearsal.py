@@ -12,9 +12,10 @@ from ttlaunch.runtime.comm.virtual_clock import Link
 FREE = Link(0.0, 1e12)
 
 
-def rehearsed(tmp_path, name, roles, *, link=FREE, steps=9, **changed):
+def rehearsed(tmp_path, name, roles, *, link=FREE, steps=9, copy=0, copies=1, **changed):
     changed["training_config"] = {**changed.get("training_config", {}), "steps": steps}
-    return rehearse(tiny_world(name, roles, **changed), link, seconds=60.0, folder=tmp_path)
+    world = tiny_world(name, roles, **changed)
+    return rehearse(world, link, seconds=60.0, folder=tmp_path, copy=copy, copies=copies)
 
 
 def median(rank, part):

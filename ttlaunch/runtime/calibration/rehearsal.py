@@ -16,17 +16,20 @@ says how busy the machine was.
 
 import os
 import time
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ttlaunch.runtime.calibration.concurrency import Concurrency
 from ttlaunch.runtime.comm.protocol import Pending
 from ttlaunch.runtime.comm.virtual_clock import Link, Spent, VirtualClock
 from ttlaunch.runtime.comm.virtual_world import VirtualCommunicator, VirtualOutcome, VirtualWorld
@@ -44,13 +47,17 @@ _FEWEST_STEPS = 4
 _PATIENCE = 2.0
 """How many times as long as it was given the rehearsal takes at most, if too few steps are done by then."""
 _MOST_STEPS = 2000
+_DECIDES = 0.2
+"""After which part of the time the copies decide how many of them go on."""
 _ECHO_S = 0.3
 """How much longer ago than those of the rank before are the times with which a rank is charged."""
 _AT_ONCE = Link(0.0, 1e12)
 """What messages cost on the virtual clock, where both ends are charged for them."""
 
 
-def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[str, Any]:
+def rehearse(
+    world: World, link: Link, *, seconds: float, folder: Path, copy: int = 0, copies: int = 1
+) -> dict[str, Any]:
     """Run every role with values until the time is over, and return what each step of each rank has taken; or raise what a role raises.
 
     Args:
@@ -58,19 +65,21 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
         link: What messages between two ranks of this machine cost.
         seconds: The time for steps and what comes before the first one.
         folder: Where the ranks write their records.
+        copy: Which copy of the ranks this is, of as many as rehearse at the same time.
+        copies: How many those are; if fewer ranks of the plan compute at a time, the last ones end early.
 
     Returns:
         The fields of a `RehearsalEnd`, without its link.
     """
-    recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
-    cfg, corpus = read_config(recipe, world.config), read_checked_corpus(recipe, world)
-    trainer = import_recipe_module(world.recipe_folder, world.trainer)
+    cfg, corpus, trainer = _read(world)
     torch.set_num_threads(cfg.device_config.threads_per_rank)
-    clock = VirtualClock(map(Rank, range(world.size)))
+    ranks = tuple(map(Rank, range(world.size)))
+    clock = VirtualClock(ranks)
     virtual = VirtualWorld(world.roles, clock, _AT_ONCE)
     timing = _timing(cfg, seconds, end=virtual.end)
+    watched = Concurrency(clock, ranks, copy, copies, decides_at=timing.deadline - (1 - _DECIDES) * seconds)
     (records := folder / f"copy-{os.getpid()}").mkdir()
-    timed = {rank: _TimedRank(rank, clock, timing=timing, link=link) for rank in map(Rank, range(world.size))}
+    timed = {rank: _TimedRank(rank, clock, timing=timing, concurrency=watched, link=link) for rank in ranks}
 
     def live(rank: Rank) -> None:
         (one := timed[rank]).resume()
@@ -87,7 +96,15 @@ def rehearse(world: World, link: Link, *, seconds: float, folder: Path) -> dict[
         getattr(trainer, world.roles[rank])(cfg, ctx)
 
     outcome = virtual.run({rank: partial(live, rank) for rank in timed})
-    return {"ranks": _ranks(outcome, world, timed), "findings": _findings(outcome, timed, seconds=seconds)}
+    findings = [] if watched.is_spare else _findings(outcome, timed, seconds=seconds)
+    return {"ranks": _ranks(outcome, world, timed), "findings": findings, "is_spare": watched.is_spare}
+
+
+def _read(world: World) -> tuple[ConfigFile, Any, ModuleType]:
+    """Return the configuration of a plan, its data, and the module with its roles."""
+    recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
+    trainer = import_recipe_module(world.recipe_folder, world.trainer)
+    return read_config(recipe, world.config), read_checked_corpus(recipe, world), trainer
 
 
 @dataclass(frozen=True)
@@ -133,16 +150,19 @@ class _TimedRank:
 
     is_active = False
 
-    def __init__(self, rank: Rank, clock: VirtualClock, *, timing: _Timing, link: Link) -> None:
-        self._link = link
+    def __init__(
+        self, rank: Rank, clock: VirtualClock, *, timing: _Timing, concurrency: Concurrency, link: Link
+    ) -> None:
+        self._link, self._concurrency = link, concurrency
         self.owners = TensorOwners()
         self.traffic = _TimedTraffic(self)
         self._rank, self._clock, self._timing = rank, clock, timing
         self._since = self._elapsed_since = self._phase_since_s = 0.0
-        self._before = Spent()
+        self._before, self._step_began = Spent(), 0.0
         self._phases: dict[str, float] = defaultdict(float)
         self._elapsed_s, self._passes = 0.0, 0
         self._steps: list[dict[str, Any]] = []
+        self._begun: list[float] = []
         self._echo = _Echo(rank * _ECHO_S)
 
     def settle(self) -> None:
@@ -179,6 +199,7 @@ class _TimedRank:
         self.settle()
         self._echo.begin_step()
         self._before = self._clock.spent(self._rank)
+        self._step_began = time.monotonic()
         self._phases.clear()
         self._phase_since_s = self._clock.now_s(self._rank)
         self._elapsed_s, self._passes = 0.0, 0
@@ -186,6 +207,8 @@ class _TimedRank:
     def end_step(self, _step: int) -> Mapping[str, int]:
         self.settle()
         spent = self._clock.spent(self._rank).since(self._before)
+        self._begun.append(self._step_began)
+        self._concurrency.note(self._rank)
         self._steps.append(
             {
                 "all_s": spent.all_s,
@@ -197,7 +220,11 @@ class _TimedRank:
             }
         )
         is_enough = len(self._steps) >= _FEWEST_STEPS
-        if (is_enough and time.monotonic() > self._timing.deadline) or len(self._steps) >= _MOST_STEPS:
+        if (
+            self._concurrency.is_spare
+            or (is_enough and time.monotonic() > self._timing.deadline)
+            or len(self._steps) >= _MOST_STEPS
+        ):
             self._timing.end()
         return {}
 
@@ -208,9 +235,13 @@ class _TimedRank:
         """Leave nothing behind."""
 
     def settled_steps(self) -> list[dict[str, Any]]:
-        """Return the steps without the first quarter, in which memory is allocated and sizes are tried; none if there are too few."""
+        """Return the steps without the first quarter, in which memory is allocated and sizes are tried; none if there are too few.
+
+        Nor do those count beside which copies computed that have ended since.
+        """
         steps = self._steps
-        return steps[max(1, len(steps) // 4) :] if len(steps) >= _FEWEST_STEPS - 1 else []
+        first = max(1, len(steps) // 4, bisect_left(self._begun, self._concurrency.counts_from))
+        return steps[first:] if len(steps) >= _FEWEST_STEPS - 1 else []
 
 
 class _Echo:

@@ -2,8 +2,8 @@
 
     rank 0 ←─ 1 kB … 8 MB ─→ rank 1          then in each rank, at the same time: rank 0, rank 1, … of the plan
 
-There are as many copies as the plan has ranks that compute at the same time, because ranks that share a machine slow each other down:
-they share its memory. What a copy measures of each rank is therefore what the rank will take beside the others.
+There are as many copies as the plan has ranks that compute at the same time (`concurrency.py`), because ranks that share a machine slow each
+other down: they share its memory. What a copy measures of each rank is therefore what the rank will take beside the others.
 
     ttlaunch plan data_parallel --predict --step-time
 """
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ttlaunch.records.calibration import LinkSample, MeasuredLink, rehearsal_file
 from ttlaunch.runtime.calibration.fit import fit_link, quantile
@@ -31,6 +32,8 @@ _TENSORS, _CACHES = 16, 64_000_000
 _LINK_S = 0.25
 """Time for the messages of each size."""
 _NO_LINK = Link(0.0, 1e12)
+_BLOCKS, _WIDTH, _ROWS = 3, 256, 32
+"""Of the layers that ranks compute between two messages: 0.8 MB of weights, and as much of gradients; about a millisecond."""
 
 
 def copy(cfg: Config, ctx: RankContext) -> None:
@@ -39,9 +42,17 @@ def copy(cfg: Config, ctx: RankContext) -> None:
     if ctx.world_size > 1:
         link = _measure_link(ctx)
     costs = _NO_LINK if link is None else Link(link.latency_s, link.bytes_per_s)
-    found = rehearse(read_world(Path(order.plan)), costs, seconds=order.seconds, folder=Path(order.folder))
+    world, folder = read_world(Path(order.plan)), Path(order.folder)
+    found = rehearse(
+        world,
+        costs,
+        seconds=order.seconds,
+        folder=folder,
+        copy=ctx.rank,
+        copies=ctx.world_size if world.size > 1 else 1,
+    )
     content = {**found, "link": None if link is None else _as_json(link)}
-    (Path(order.folder) / rehearsal_file(ctx.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
+    (folder / rehearsal_file(ctx.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def _measure_link(ctx: RankContext) -> MeasuredLink:
@@ -66,23 +77,24 @@ def _measure_link(ctx: RankContext) -> MeasuredLink:
 def _measure(ctx: RankContext, size: int) -> LinkSample:
     """Send a message to and fro until the time for this size is over; rank 0 decides, and says so in the first value.
 
-    It is another tensor each time: what a rank sends in a step is not in the caches of the core that receives it.
+    It is another tensor each time, and each rank computes something before: neither a message nor the code that sends it is in the
+    caches of a core that has just run a layer. Otherwise a small message would cost a third of what it costs in a step.
     """
-    messages, peer = [torch.ones(size // 4) for _ in range(max(1, min(_TENSORS, _CACHES // size)))], Rank(1 - ctx.rank)
+    count = max(1, min(_TENSORS, _CACHES // size))
+    messages = [(torch.ones(size // 4), torch.ones(size // 4)) for _ in range(count)]
     seconds: list[float] = []
+    layers = _Layers()
     began = time.perf_counter()
     while True:
-        message, before = messages[len(seconds) % len(messages)], time.perf_counter()
+        to, fro = messages[len(seconds) % count]
+        layers.compute()
         if ctx.rank == 0:
-            is_enough = len(seconds) >= _FEWEST and before - began > _LINK_S
-            message[0] = float(is_enough or len(seconds) >= _MOST)
-            ctx.send(message, dest=peer)
-            ctx.recv(message, source=peer)
+            is_enough = len(seconds) >= _FEWEST and time.perf_counter() - began > _LINK_S
+            to[0] = float(is_enough or len(seconds) >= _MOST)
+            seconds.append(_ask(ctx, to, fro))
         else:
-            ctx.recv(message, source=peer)
-            ctx.send(message, dest=peer)
-        seconds.append((time.perf_counter() - before) / 2)
-        if message[0]:
+            seconds.append(_reply(ctx, to, fro, layers=layers))
+        if to[0]:
             break
     new = min(len(messages), len(seconds) - _FEWEST)  # the first message with each tensor sets something up
     known = sorted(seconds[max(1, new) :])
@@ -93,6 +105,43 @@ def _measure(ctx: RankContext, size: int) -> LinkSample:
         low_s=quantile(known, 0.1),
         high_s=quantile(known, 0.9),
     )
+
+
+class _Layers:
+    """Something to compute, as large as the second cache of a core, through the code that a step runs."""
+
+    def __init__(self) -> None:
+        blocks = [
+            (torch.nn.LayerNorm(_WIDTH), torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.GELU()) for _ in range(_BLOCKS)
+        ]
+        self._model = torch.nn.Sequential(*(layer for block in blocks for layer in block))
+        self._input = torch.ones(_ROWS, _WIDTH)
+
+    def compute(self) -> None:
+        """Compute the layers and their gradients."""
+        self._model(self._input).sum().backward()
+
+
+def _ask(ctx: RankContext, to: Tensor, fro: Tensor) -> float:
+    """Send one message and receive another; return the seconds of one, without what the other rank computed meanwhile."""
+    peer, began = Rank(1 - ctx.rank), time.perf_counter()
+    answer = ctx.irecv(fro, source=peer)
+    posted = time.perf_counter()
+    sending = ctx.isend(to, dest=peer)
+    answer.wait()
+    sending.wait()
+    return posted - began + (time.perf_counter() - posted - float(fro[1])) / 2
+
+
+def _reply(ctx: RankContext, to: Tensor, fro: Tensor, *, layers: _Layers) -> float:
+    """Receive one message, compute something, and send another that says for how long; returns 0."""
+    peer = Rank(1 - ctx.rank)
+    ctx.irecv(to, source=peer).wait()
+    began = time.perf_counter()
+    layers.compute()
+    fro[1] = time.perf_counter() - began
+    ctx.isend(fro, dest=peer).wait()
+    return 0.0
 
 
 def _as_json(link: MeasuredLink) -> dict[str, object]:
