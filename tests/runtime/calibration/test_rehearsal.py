@@ -5,6 +5,7 @@ import statistics
 import pytest
 
 from tests.runtime.test_predict import tiny_world
+from ttlaunch.app import calibrate
 from ttlaunch.runtime.calibration import rehearsal
 from ttlaunch.runtime.calibration.rehearsal import rehearse
 from ttlaunch.runtime.comm.virtual_clock import Link
@@ -75,6 +76,15 @@ def test_the_first_rank_is_charged_with_what_its_pieces_take():
     for took in (3.0, 5.0):
         echo.begin_step()
         assert took == echo.instead_of(took)
+
+
+def test_no_rank_is_charged_with_times_older_than_what_counts():
+    """Otherwise the last ones of many would be charged with what they take now, and be slow together."""
+    ago_s = [rehearsal._ago_s(rank) for rank in range(11)]
+
+    assert (0.0, 0.0) == (ago_s[0], ago_s[10])
+    assert ago_s[9] == max(ago_s) < 0.75 * calibrate._SECONDS
+    assert 10 == len(set(ago_s))
 
 
 def test_too_few_steps_are_a_finding(tmp_path):

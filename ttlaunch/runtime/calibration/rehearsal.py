@@ -49,8 +49,9 @@ _PATIENCE = 2.0
 _MOST_STEPS = 2000
 _DECIDES = 0.2
 """After which part of the time the copies decide how many of them go on."""
-_ECHO_S = 0.3
-"""How much longer ago than those of the rank before are the times with which a rank is charged."""
+_ECHO_S, _ECHOES = 0.3, 10
+"""How much longer ago than those of the rank before are the times with which a rank is charged, and after how many ranks they begin anew:
+nothing is older than the rehearsal."""
 _AT_ONCE = Link(0.0, 1e12)
 """What messages cost on the virtual clock, where both ends are charged for them."""
 
@@ -163,7 +164,7 @@ class _TimedRank:
         self._elapsed_s, self._passes = 0.0, 0
         self._steps: list[dict[str, Any]] = []
         self._begun: list[float] = []
-        self._echo = _Echo(rank * _ECHO_S)
+        self._echo = _Echo(_ago_s(rank))
 
     def settle(self) -> None:
         """Charge the rank for what it has computed since it was last charged."""
@@ -242,6 +243,11 @@ class _TimedRank:
         steps = self._steps
         first = max(1, len(steps) // 4, bisect_left(self._begun, self._concurrency.counts_from))
         return steps[first:] if len(steps) >= _FEWEST_STEPS - 1 else []
+
+
+def _ago_s(rank: Rank) -> float:
+    """Return how long ago the times are with which a rank is charged."""
+    return _ECHO_S * (rank % _ECHOES)
 
 
 class _Echo:
