@@ -31,6 +31,8 @@ _TENSORS, _CACHES = 16, 64_000_000
 """How many tensors are sent in turns, and how many bytes they have at most."""
 _LINK_S = 0.25
 """Time for the messages of each size."""
+_MOST_TESTS = 50
+"""How often a rank computes before it waits for a message all the same."""
 _NO_LINK = Link(0.0, 1e12)
 _BLOCKS, _WIDTH, _ROWS = 3, 256, 32
 """Of the layers that ranks compute between two messages: 0.8 MB of weights, and as much of gradients; about a millisecond."""
@@ -56,7 +58,8 @@ def copy(cfg: Config, ctx: RankContext) -> None:
 
 
 def _measure_link(ctx: RankContext) -> MeasuredLink:
-    """Send messages of each size to and fro between ranks 0 and 1, and tell all ranks what one costs."""
+    """Exchange messages of each size between ranks 0 and 1, and tell all ranks what one costs."""
+    torch.set_num_threads(1)  # `Layers` takes the time of its thread
     samples = [_measure(ctx, size) for size in _SIZES] if ctx.rank in {0, 1} else []
     found = torch.zeros((len(_SIZES), _FIELDS), dtype=torch.float64)
     if ctx.rank == 0:
@@ -75,26 +78,22 @@ def _measure_link(ctx: RankContext) -> MeasuredLink:
 
 
 def _measure(ctx: RankContext, size: int) -> LinkSample:
-    """Send a message to and fro until the time for this size is over; rank 0 decides, and says so in the first value.
+    """Exchange messages until the time for this size is over; rank 0 decides, and says so in the first value.
 
     It is another tensor each time, and each rank computes something before: neither a message nor the code that sends it is in the
-    caches of a core that has just run a layer. Otherwise a small message would cost a third of what it costs in a step.
+    caches of a core that has just run a layer. Otherwise a small message would cost a part of what it costs in a step.
     """
     count = max(1, min(_TENSORS, _CACHES // size))
-    messages = [(torch.ones(size // 4), torch.ones(size // 4)) for _ in range(count)]
+    messages = [(torch.zeros(size // 4), torch.zeros(size // 4)) for _ in range(count)]
     seconds: list[float] = []
-    layers = _Layers()
+    layers = Layers()
     began = time.perf_counter()
     while True:
-        to, fro = messages[len(seconds) % count]
-        layers.compute()
-        if ctx.rank == 0:
-            is_enough = len(seconds) >= _FEWEST and time.perf_counter() - began > _LINK_S
-            to[0] = float(is_enough or len(seconds) >= _MOST)
-            seconds.append(_ask(ctx, to, fro))
-        else:
-            seconds.append(_reply(ctx, to, fro, layers=layers))
-        if to[0]:
+        sent, received = messages[len(seconds) % count]
+        is_enough = len(seconds) >= _FEWEST and time.perf_counter() - began > _LINK_S
+        sent[0] = float(ctx.rank == 0 and (is_enough or len(seconds) >= _MOST))
+        seconds.append(exchange(ctx, sent, received, layers=layers))
+        if sent[0] or received[0]:
             break
     new = min(len(messages), len(seconds) - _FEWEST)  # the first message with each tensor sets something up
     known = sorted(seconds[max(1, new) :])
@@ -107,8 +106,12 @@ def _measure(ctx: RankContext, size: int) -> LinkSample:
     )
 
 
-class _Layers:
-    """Something to compute, as large as the second cache of a core, through the code that a step runs."""
+class Layers:
+    """Something to compute, as large as the second cache of a core, through the code that a step runs.
+
+    Attributes:
+        computed_s: The processor time of all of it so far.
+    """
 
     def __init__(self) -> None:
         blocks = [
@@ -116,32 +119,33 @@ class _Layers:
         ]
         self._model = torch.nn.Sequential(*(layer for block in blocks for layer in block))
         self._input = torch.ones(_ROWS, _WIDTH)
+        self.computed_s = 0.0
 
     def compute(self) -> None:
         """Compute the layers and their gradients."""
+        began = time.thread_time()
         self._model(self._input).sum().backward()
+        self.computed_s += time.thread_time() - began
 
 
-def _ask(ctx: RankContext, to: Tensor, fro: Tensor) -> float:
-    """Send one message and receive another; return the seconds of one, without what the other rank computed meanwhile."""
-    peer, began = Rank(1 - ctx.rank), time.perf_counter()
-    answer = ctx.irecv(fro, source=peer)
-    posted = time.perf_counter()
-    sending = ctx.isend(to, dest=peer)
-    answer.wait()
-    sending.wait()
-    return posted - began + (time.perf_counter() - posted - float(fro[1])) / 2
+def exchange(ctx: RankContext, sent: Tensor, received: Tensor, *, layers: Layers) -> float:
+    """Send one message and receive one, and compute until it is there; return the processor time of one message, at both ends.
 
-
-def _reply(ctx: RankContext, to: Tensor, fro: Tensor, *, layers: _Layers) -> float:
-    """Receive one message, compute something, and send another that says for how long; returns 0."""
+    No rank waits for the other, so the time is the same while other programs have the cores. All threads of the process count, except
+    for what the layers take.
+    """
     peer = Rank(1 - ctx.rank)
-    ctx.irecv(to, source=peer).wait()
-    began = time.perf_counter()
     layers.compute()
-    fro[1] = time.perf_counter() - began
-    ctx.isend(fro, dest=peer).wait()
-    return 0.0
+    began, before_s = time.process_time(), layers.computed_s
+    receiving = ctx.irecv(received, source=peer)
+    sending = ctx.isend(sent, dest=peer)
+    for _ in range(_MOST_TESTS):
+        layers.compute()
+        if receiving.test() and sending.test():
+            break
+    receiving.wait()
+    sending.wait()
+    return time.process_time() - began - (layers.computed_s - before_s)
 
 
 def _as_json(link: MeasuredLink) -> dict[str, object]:
