@@ -207,3 +207,38 @@ def test_an_elastic_run_that_went_on_without_a_host_has_replaced_its_workers(pla
 def test_workers_that_come_or_leave_break_nothing():
     plan, made = "join at step=5; leave rank=2 at step=6", [(0, 5.0, []), (1, 6.0, [2])]
     assert ["endured", "endured"] == outcomes(plan, made, ELASTIC)
+
+
+KILLED_LATER = {
+    # A stop was over before its worker ended for another reason: a second stop, a signal, or something of its own.
+    "stop rank=1 at 1s; continue rank=1 at 2s; stop rank=1 at 4s": ["endured", "endured", "replaced"],
+    "stop rank=1 at 1s; continue rank=1 at 2s; kill rank=1 at 9s": ["endured", "endured", "replaced"],
+    "stop rank=1 at 1s; continue rank=1 at 2s": ["endured", "endured"],
+    # The signal takes effect when the worker is continued.
+    "stop rank=1 at 1s; segv rank=1 at 2s; continue rank=1 at 8.9s": ["endured", "replaced", "endured"],
+    "stop rank=1 at 1s; stop rank=1 at 3s": ["replaced", "replaced"],
+    # SIGKILL ends a stopped process, too.
+    "stop rank=1 at 1s; kill rank=1 at 9s": ["overtaken", "replaced"],
+    # Of a stopped worker, it would take effect only later.
+    "stop rank=1 at 1s; segv rank=1 at 2s": ["replaced", "overtaken"],
+    # It went on too late to be noticed, and nothing else has ended it.
+    "stop rank=1 at 1s; continue rank=1 at 8.9s": ["replaced", "endured"],
+}
+
+
+@pytest.mark.parametrize("plan", KILLED_LATER)
+def test_only_what_ended_a_worker_of_an_elastic_run_is_replaced(plan):
+    """The worker counts as lost 9 s after the start."""
+    moments = [float(fault.rsplit(" ", 1)[1].removesuffix("s")) for fault in plan.split("; ")]
+    made = [(index, moment, [1]) for index, moment in enumerate(moments)]
+    report = {**DONE, "epochs": [epoch(0.5, 0, 1, 2), epoch(9.1, 0, 2)]}
+    assert KILLED_LATER[plan] == outcomes(plan, made, report, extra=[lost(1, 9.05)], end=START + 20)
+
+
+def test_a_stop_of_several_workers_is_replaced_if_those_that_stay_stopped_are_lost():
+    plan, made = "stop role=worker at 1s; continue rank=1 at 2s", [(0, 1.0, [1, 2]), (1, 2.0, [1])]
+    found = judged(plan, made, ELASTIC, extra=[lost(2, 6.1)], end=START + 20)
+    assert [("replaced", 5.1), ("endured", None)] == [(str(one.outcome), one.detected_s) for one in found]
+    assert ["unnoticed", "endured"] == outcomes(
+        plan, made, ELASTIC
+    )  # worker 2 ended with the run as if it had not been

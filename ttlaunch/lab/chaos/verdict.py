@@ -17,6 +17,9 @@ from ttlaunch.running.failures.causes import Cause
 
 _SAME_MOMENT_S = 0.1
 """Faults within this time count as simultaneous: the report may name any of them."""
+_REPORTED_S = 1.0
+"""So long after it was continued, a worker of an elastic run has reported, which it does twice a second."""
+_ENDS_AWAKE = {Verb.TERM, Verb.SEGV}  # a stopped process takes these signals when it is continued
 _TERM_ENDS = {Cause.ENDED, Cause.EXITED, Cause.KILLED, Cause.RAISED, Cause.LEFT_EARLY}
 _CAUSES = {
     Verb.KILL: {Cause.KILLED},
@@ -37,7 +40,7 @@ class Outcome(StrEnum):
     AWAITED = (
         "awaited"  # it took workers from an elastic run on a virtual clock, which waits for their host without end
     )
-    OVERTAKEN = "overtaken"  # something else broke the run first
+    OVERTAKEN = "overtaken"  # something else broke the run first, or ended its workers of an elastic run
     NOT_MADE = "not made"  # the run had ended, or the fault could not be injected
 
     @property
@@ -91,6 +94,19 @@ class _Injected:
     is_named: bool
 
 
+@dataclass(frozen=True)
+class _Loss:
+    """What became of the workers of an elastic run that a fault hit.
+
+    Attributes:
+        outcome: `REPLACED` if the fault ended them, and others went on; `OVERTAKEN` if something else ended them before it took effect.
+        time: When the run knew that the workers were gone; None unless they are replaced.
+    """
+
+    outcome: Outcome
+    time: float | None = None
+
+
 def judge_faults(
     faults: Sequence[Fault],
     events: Sequence[Mapping[str, Any]],
@@ -112,9 +128,13 @@ def judge_faults(
     injected = _injected(faults, events, report, lost_after_s=lost_after_s, engine_failed=engine_failed)
     missed = {event["index"]: str(event["reason"]) for event in events if event.get("event") == MISSED}
     injected = [one for one in injected if one.index not in missed]
-    replaced = {one.index: lost for one in injected if (lost := _lost_at(one, events, report)) is not None}
+    losses = {
+        one.index: loss
+        for one in injected
+        if (loss := _loss_by(one, injected, events=events, report=report)) is not None
+    }
     breaking = sorted(
-        (one for one in injected if one.index not in replaced and not _is_harmless(one, injected)),
+        (one for one in injected if one.index not in losses and not _is_harmless(one, injected)),
         key=lambda one: (one.breaks_at, one.time),
     )
     first = breaking[0] if breaking and not _broke_before(breaking[0], report) else None
@@ -131,8 +151,8 @@ def judge_faults(
         else:
             outcome = _outcome(one, first, named, breaking=breaking, report=report)
             found = _verdict(one, outcome, events=events, report=report)
-            if index in replaced:
-                found = replace(found, outcome=Outcome.REPLACED, detected_s=_between(one.time, replaced[index]))
+            if (loss := losses.get(index)) is not None:
+                found = replace(found, outcome=loss.outcome, detected_s=_between(one.time, loss.time), over_s=None)
             verdicts.append(found)
     return verdicts
 
@@ -197,21 +217,60 @@ def _is_harmless(one: _Injected, injected: Sequence[_Injected]) -> bool:
     return one.fault.verb in {Verb.CONTINUE, *ELASTIC}
 
 
-def _lost_at(one: _Injected, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> float | None:
-    """Return when an elastic run that went on knew that all workers whom the fault hit were gone; None if it never did."""
+def _loss_by(
+    one: _Injected, injected: Sequence[_Injected], *, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]
+) -> _Loss | None:
+    """Return what became of the workers that a fault hit; None if it ended none, or if the run did not notice it or did not go on."""
     epochs = report.get("epochs")
-    if not epochs or one.fault.verb in ELASTIC:
-        return None
-    ranks = _members_on(one, report) if _loses_host(one.fault) else one.ranks
-    if not ranks:
+    if not epochs or one.fault.verb in {Verb.CONTINUE, *ELASTIC}:
         return None
     lost = {event.get("worker"): event["time"] for event in events if event.get("event") == "worker_lost"}
-    times = [lost.get(contract.worker_name(rank)) for rank in ranks]
-    known = [time for time in times if time is not None and time >= one.time - _SAME_MOMENT_S]
-    if not known or len(known) < len(times):
-        return None
-    has_gone_on = any(epoch["time"] >= max(known) and ranks.isdisjoint(epoch["members"]) for epoch in epochs)
-    return max(known) if has_gone_on or report["status"] == "done" else None
+    ended: dict[int, float] = {}
+    is_overtaken = False
+    for rank in _members_on(one, report) if _loses_host(one.fault) else one.ranks:
+        time = lost.get(contract.worker_name(rank), -math.inf)
+        if time < one.time - _SAME_MOMENT_S:  # it is still there, or an end of the fault was not noticed
+            if one.fault.verb is not Verb.STOP or math.isinf(_awake_at(rank, one.time, injected)):
+                return None
+            continue
+        match _part_in_loss(one, rank, injected, lost_at=time):
+            case Outcome.REPLACED:
+                ended[rank] = time
+            case Outcome.OVERTAKEN:
+                is_overtaken = True
+    if not ended:
+        return _Loss(Outcome.OVERTAKEN) if is_overtaken else None
+    known = max(ended.values())
+    has_gone_on = any(epoch["time"] >= known and ended.keys().isdisjoint(epoch["members"]) for epoch in epochs)
+    return _Loss(Outcome.REPLACED, known) if has_gone_on or report["status"] == "done" else None
+
+
+def _part_in_loss(one: _Injected, rank: int, injected: Sequence[_Injected], *, lost_at: float) -> Outcome:
+    """Return what a fault has to do with the loss of a worker after it: `REPLACED` if it ended it, `ENDURED` or `OVERTAKEN` if it did not."""
+    awake = _awake_at(rank, one.time, injected)
+    if one.fault.verb in _ENDS_AWAKE:
+        return Outcome.REPLACED if awake <= lost_at + _SAME_MOMENT_S else Outcome.OVERTAKEN
+    if one.fault.verb is not Verb.STOP:
+        return Outcome.REPLACED
+    others = [
+        moment
+        for other in injected
+        if other is not one and rank in other.ranks and other.time >= one.time
+        if other.fault.verb is not Verb.STOP or other.time >= awake  # a process that is stopped cannot be stopped again
+        if (moment := _takes_effect(other, rank, injected)) <= lost_at + _SAME_MOMENT_S
+    ]
+    if any(moment < awake for moment in others):
+        return Outcome.OVERTAKEN
+    # A worker that goes on only just before it is given up has not reported yet: then the stop has ended it all the same.
+    is_over = awake < lost_at - _REPORTED_S or (others and awake <= lost_at)
+    return Outcome.ENDURED if is_over else Outcome.REPLACED
+
+
+def _takes_effect(one: _Injected, rank: int, injected: Sequence[_Injected]) -> float:
+    """Return when a fault may begin to end a rank that it hits; infinity if it never does."""
+    if one.fault.verb in {Verb.STOP, Verb.KILL}:
+        return one.time
+    return _awake_at(rank, one.time, injected) if one.fault.verb in _ENDS_AWAKE else math.inf
 
 
 def _loses_host(fault: Fault) -> bool:
