@@ -66,3 +66,15 @@ def test_nothing_is_expected_of_a_member_that_is_gone():
     found.forget(0)
     assert not found.late(8.0)
     found.forget(0)
+
+
+def test_nobody_is_late_because_of_a_time_in_which_nobody_looked():
+    """The machine stood still from second 3 to 90; worker 2 reports before the others can."""
+    found = Pulse()
+    found.restart(range(3), 0.0)
+    found.note(1, Beat((), waits=True), 2.0)
+    found.note(2, Beat((1,), waits=False), 90.0)
+    found.excuse(87.0, 90.0)
+    assert not found.late(92.0)
+    assert {0: 5.5} == found.late(92.5)
+    assert {0: 8.1, 1: 6.1, 2: 5.1} == {number: round(late_s, 1) for number, late_s in found.late(95.1).items()}

@@ -470,3 +470,23 @@ def test_a_saved_state_that_was_changed_is_named_and_the_newest_checkpoint_is_ta
     assert (expected, newest) == (report["parameters_sha256"], report["began_from"]["step"])
     where = f"runs/{folder.name}/{contract.LAST_STATES_DIR}/{state.name}"
     assert f"{where}: {shard.name} was changed: its SHA-256 differs" in shown
+
+
+def test_a_machine_that_stood_still_has_lost_no_worker(here):
+    """The supervisor goes on first, and looks who has made progress before any worker can."""
+    slow_recipe(here, pause_s=0.2)
+    with running(here, recipe="mine/", ranks=2, elastic="1:2") as run:
+        run.until(lambda: run.step() > 6)
+        supervisor = json.loads((run.folder / contract.LAUNCHER_FILE).read_text())["pid"]
+        for pid in (workers := [run.pid(0), run.pid(1)]):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.0)  # it takes what they have reported: what it takes only afterwards would count as new
+        os.kill(supervisor, signal.SIGSTOP)
+        time.sleep(6.0)  # longer than a worker in a step may make no progress
+        os.kill(supervisor, signal.SIGCONT)
+        wait_for(lambda: "stood_still" in (run.folder / contract.EVENTS_FILE).read_text())
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+        (here / "quick").touch()
+        report = run.report()
+    assert ("done", [[0, 1]]) == (report["status"], [one["members"] for one in report["epochs"]])

@@ -75,6 +75,11 @@ class Pulse:
         self._heard = dict(self._changed)
         self._beats = {number: beat for number, beat in self._beats.items() if number in self._changed}
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """Count the last so many seconds for no member: whoever watches them did not run, and maybe nothing on its machine did."""
+        for times in (self._changed, self._heard):
+            times.update({number: min(now, time + seconds) for number, time in times.items()})
+
     def late(self, now: float) -> Mapping[int, float]:
         """Return the members that hold the run up, each with the seconds since its last progress."""
         found, hang_s = {}, self.hang_s

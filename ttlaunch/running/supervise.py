@@ -62,6 +62,9 @@ if TYPE_CHECKING:  # other runs start sooner without it
     from ttlaunch.running.membership.outside import OutsideWorkers
 
 _STANDSTILL_S = 5.0
+_NOT_LOOKED_S = (
+    1.0  # after which workers of an elastic run are not blamed for the time: the loop looks several times a second
+)
 _CHANGE_S = 0.01  # between two looks while the members of an elastic run wait for orders
 
 
@@ -238,9 +241,9 @@ class _Supervision:
             while process.poll() is None:
                 if self._elastic is not None:
                     self._elastic.note_engine()
-                last_time = self._notice_standstill(last_time)
                 self.folder.path.stat()  # raises if the folder was removed; writing to open files would not
                 output.read(_CHANGE_S if self._elastic and self._elastic.is_changing else pace.wait_s)
+                last_time = self._notice_standstill(last_time)  # after the wait, in which it is most likely to happen
                 merged.poll()
                 self._pass_on(checkpoints, self.watch.look())
                 self._refuse_connections(process)
@@ -292,6 +295,8 @@ class _Supervision:
         if now - last_time > _STANDSTILL_S:
             append_event(self.folder, "stood_still", seconds=round(now - last_time, 1))
             self._ending.stood_still_s = max(self._ending.stood_still_s, now - last_time)
+        if self._elastic is not None and now - last_time > _NOT_LOOKED_S:
+            self._elastic.excuse(now - last_time)
         return now
 
     def _collect(self) -> int:

@@ -167,6 +167,13 @@ class ElasticRun:
         """Take what workers have reported since the last look."""
         self.membership.take(((state.row.rank, report) for state, report in reports), time.monotonic())
 
+    def excuse(self, seconds: float) -> None:
+        """Blame no worker for the last so many seconds, in which the supervisor did not run: call it before it takes or notices anything.
+
+        Where the whole machine stood still, workers could not report either, and the supervisor may go on before they do.
+        """
+        self.membership.excuse(seconds, time.monotonic())
+
     def notice(
         self,
         ranks: Sequence[RankState],

@@ -231,6 +231,11 @@ class Membership:
                 self._ticked = now
                 self._handle(now, Tick())
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """Count the last so many seconds for no member, because nobody has watched them meanwhile."""
+        with self._lock:
+            self._pulse.excuse(seconds, now)
+
     def late(self, now: float) -> Mapping[int, float]:
         """Return the members that hold the run up, each with the seconds since its last progress."""
         with self._lock:
