@@ -62,9 +62,8 @@ if TYPE_CHECKING:  # other runs start sooner without it
     from ttlaunch.running.membership.outside import OutsideWorkers
 
 _STANDSTILL_S = 5.0
-_NOT_LOOKED_S = (
-    1.0  # after which workers of an elastic run are not blamed for the time: the loop looks several times a second
-)
+_NOT_LOOKED_S = 1.0
+"""Workers of an elastic run are blamed for so long of the time in which nobody looked: so a loop that is always slow still finds who hangs."""
 _CHANGE_S = 0.01  # between two looks while the members of an elastic run wait for orders
 
 
@@ -296,7 +295,7 @@ class _Supervision:
             append_event(self.folder, "stood_still", seconds=round(now - last_time, 1))
             self._ending.stood_still_s = max(self._ending.stood_still_s, now - last_time)
         if self._elastic is not None and now - last_time > _NOT_LOOKED_S:
-            self._elastic.excuse(now - last_time)
+            self._elastic.excuse(now - last_time - _NOT_LOOKED_S)
         return now
 
     def _collect(self) -> int:
