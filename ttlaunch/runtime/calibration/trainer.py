@@ -45,14 +45,7 @@ def copy(cfg: Config, ctx: RankContext) -> None:
         link = _measure_link(ctx)
     costs = _NO_LINK if link is None else Link(link.latency_s, link.bytes_per_s)
     world, folder = read_world(Path(order.plan)), Path(order.folder)
-    found = rehearse(
-        world,
-        costs,
-        seconds=order.seconds,
-        folder=folder,
-        copy=ctx.rank,
-        copies=ctx.world_size if world.size > 1 else 1,
-    )
+    found = rehearse(world, costs, seconds=order.seconds, folder=folder, copy=ctx.rank, copies=ctx.world_size)
     content = {**found, "link": None if link is None else _as_json(link)}
     (folder / rehearsal_file(ctx.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
