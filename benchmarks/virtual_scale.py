@@ -37,6 +37,7 @@ SIZES_OF_FOLDS = (8, 32, 64)
 FOLDS = ("data_parallel", "local_sgd", "diloco", "classic_dp", "tensor_parallel", "pipeline_parallel")
 REPEATED = ("hierarchical_parallel", "sync_ps")
 ALL_RUN = ("zero", *REPEATED)
+COMPARED = (*FOLDS, *REPEATED)
 CHECKED = ("data_parallel", "tensor_parallel", "pipeline_parallel", *REPEATED)
 MOST_THAT_ALL_RUN = 128
 MODEL = (
@@ -74,7 +75,7 @@ scaling where that is less than half: from there on, more workers add less than 
 
 {ends}
 
-Where one rank stands for many, or repeats the code of three, 10,000 workers take up to two minutes of processor time; where the curve of such a recipe ends earlier, its next point takes longer. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
+Where one rank stands for many, or repeats the code of three, 10,000 workers take up to two minutes of processor time. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
 [repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), without threads of their own. The ranks of `zero` run all, because each owns shards of other sizes, and each sends to each: its curve is cut at {most_all} workers, which take five minutes and 3 GB. `elastic_dp` is left
 out: its workers share no step. `fully_sharded` needs a process for each rank.
 
@@ -116,9 +117,9 @@ def main() -> int:
     parser.add_argument("--anew", action="store_true", help="also measure the points that scaling.json has")
     options = parser.parse_args()
     is_met: list[bool] = []
-    names = [name for name in CHECKED if name in (options.recipe or CHECKED)]
+    names, folds = ([name for name in some if name in (options.recipe or some)] for some in (CHECKED, COMPARED))
     if not options.no_folds:
-        for name, workers, is_slow in itertools.product(names, SIZES_OF_FOLDS, (False, True)):
+        for workers, name, is_slow in itertools.product(SIZES_OF_FOLDS, folds, (False, True)):
             if workers <= options.most:
                 is_met.append(_folds(name, workers, {workers // 3: 1.5} if is_slow else {}))
     if not options.no_limits:
@@ -127,7 +128,7 @@ def main() -> int:
         names = options.recipe or [*FOLDS, *ALL_RUN]
         known = {} if options.anew or options.write is None else _read(options.write)
         for name in names:
-            most = options.most if name in (*FOLDS, *REPEATED) else min(options.most, MOST_THAT_ALL_RUN)
+            most = options.most if name in COMPARED else min(options.most, MOST_THAT_ALL_RUN)
             for curve in _curve(name, known.get(name, []), most=most):
                 if options.write is not None:
                     _write({name: curve}, options.write)
@@ -203,7 +204,7 @@ def _curve(name: str, known: list[Place], *, most: int) -> Iterator[list[Place]]
         if any(one.workers == workers for one in known):
             continue
         try:
-            run = _simulate(name, workers, Conditions(steps=2, fold=name in (*FOLDS, *REPEATED)))
+            run = _simulate(name, workers, Conditions(steps=2, fold=name in COMPARED))
         except LaunchError as error:
             print(f"{name:22} {workers:6} workers: {error.diagnostics[0].message}", flush=True)
             break

@@ -312,6 +312,30 @@ def test_the_stages_of_pipelines_fold_to_those_of_two_pipelines():
 
 
 @pytest.mark.slow
+def test_pairs_of_ranks_with_shards_of_two_sizes_and_a_slow_one_fold_after_few_divisions(monkeypatch):
+    """Twelve replicas of a model of two ranks; who is divided by the size of a shard takes the partner along."""
+    tried, run = [], virtual._Play.run
+
+    def noted(play, classes, *rest):
+        tried.append(classes)
+        return run(play, classes, *rest)
+
+    def found(*, fold):
+        model = {"tensor_parallel_config": {"ranks": 2, "replicas": 12}}
+        return simulated(
+            "tensor_parallel", ["worker"] * 24, micro_batches=12, fold=fold, sections=model, slow={"9": 1.5}
+        )
+
+    monkeypatch.setattr(virtual._Play, "run", noted)
+    folded = found(fold=True)
+    assert folded["not_folded"] is None
+    assert len(folded["classes"]) < 12
+    assert len(tried) <= 6
+    every = found(fold=False)
+    assert [of_rank(every, rank) for rank in range(24)] == [of_rank(folded, rank) for rank in range(24)]
+
+
+@pytest.mark.slow
 def test_looking_for_ranks_that_are_alike_costs_no_more_than_to_run_all_twice(monkeypatch):
     """The ranks of zero own shards of other sizes, so each division fails and gives a finer one."""
     tried, run = [], virtual._Play.run

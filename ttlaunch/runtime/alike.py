@@ -79,20 +79,79 @@ def with_witnesses(classes: Classes) -> Classes:
 
 
 def divided(classes: Classes, which: Sequence[int], seen: Mapping[tuple[Rank, Rank], int]) -> Classes:
-    """Divide classes by what the ranks that have run have seen of their members.
+    """Divide classes by what the ranks that have run have seen of their members, and then by the classes of their partners.
 
     Args:
         classes: The classes, before the last rank of each became a witness.
         which: Members of which classes, by their places among those with witnesses, are not alike; empty: any may be.
         seen: Observer and other rank, and a number that is equal for ranks with which the observer has exchanged the same.
     """
+    by_partners = _divided(classes, which, seen, distances=_distances(classes, seen))
+    return by_partners if len(by_partners) > len(classes) else _divided(classes, which, seen, distances={})
+
+
+def _divided(
+    classes: Classes,
+    which: Sequence[int],
+    seen: Mapping[tuple[Rank, Rank], int],
+    *,
+    distances: Mapping[int, Sequence[int]],
+) -> Classes:
     places = with_witnesses(classes)
     suspects = {rank for place in which for rank in places[place]} or {rank for ranks in classes for rank in ranks}
-    observers = sorted({observer for observer, _ in seen})
-    found: list[Sequence[Rank]] = []
+    # A partner is seen by one observer alone, whatever it does: that says nothing about it, and would put observers into classes of their own.
+    partners = {
+        (one, Rank(one + distance))
+        for place, found in distances.items()
+        for one in (classes[place][0], classes[place][-1])
+        for distance in found
+    }
+    views = {pair: view for pair, view in seen.items() if pair not in partners}
+    observers = sorted({observer for observer, _ in views})
+    parts: list[Sequence[Rank]] = []
     for ranks in classes:
-        found += _parts(ranks, observers, seen) if suspects.intersection(ranks) else [ranks]
-    return _in_order(found)
+        parts += _parts(ranks, observers, views) if suspects.intersection(ranks) else [ranks]
+    return _divided_by_partners(parts, {rank: found for place, found in distances.items() for rank in classes[place]})
+
+
+def _distances(classes: Classes, seen: Iterable[tuple[Rank, Rank]]) -> dict[int, list[int]]:
+    """Return for classes, by their places, how far away the partners of each member probably are, such as the next stage of a pipeline.
+
+    Known are those of the first and of the last member: where both have partners in the same class, at the same distances, it is taken for
+    granted that those between have, too. If that is wrong, the division that follows from it does not hold, and is found out.
+    """
+    place_of = {rank: place for place, ranks in enumerate(classes) for rank in ranks}
+    ends = {rank for ranks in classes if len(ranks) > 1 for rank in (ranks[0], ranks[-1])}
+    away: dict[tuple[Rank, int], set[int]] = defaultdict(set)
+    for one, other in seen:
+        if one in ends:
+            away[one, place_of[other]].add(other - one)
+    found: dict[int, list[int]] = defaultdict(list)
+    for (one, theirs), distances in away.items():
+        ranks = classes[place_of[one]]
+        if one == ranks[0] and away.get((ranks[-1], theirs)) == distances:
+            found[place_of[one]] += sorted(distances)
+    return found
+
+
+def _divided_by_partners(parts: Sequence[Sequence[Rank]], distances: Mapping[Rank, Sequence[int]]) -> Classes:
+    """Divide classes until the partners of all members of a class are in the same classes, as far as a row of ranks may be long."""
+    colours = {rank: place for place, ranks in enumerate(parts) for rank in ranks}
+    for _ in range(_LONGEST):
+        known: dict[tuple[int, ...], int] = {}
+        finer = {
+            rank: known.setdefault(
+                (colour, *(colours.get(Rank(rank + distance), -1) for distance in distances.get(rank, ()))), len(known)
+            )
+            for rank, colour in colours.items()
+        }
+        is_stable, colours = len(known) == len(set(colours.values())), finer
+        if is_stable:
+            break
+    found: dict[int, list[Rank]] = defaultdict(list)
+    for rank in sorted(colours):
+        found[colours[rank]].append(rank)
+    return _in_order(found.values())
 
 
 def _parts(ranks: Sequence[Rank], observers: Sequence[Rank], seen: Mapping[tuple[Rank, Rank], int]) -> list[list[Rank]]:

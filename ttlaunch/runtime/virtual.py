@@ -304,9 +304,10 @@ class _Play:
 
     def _carries(self, tensor: Tensor) -> bool:
         """Whether the values of a message matter; bytes without compression are numbers that have none, and may be as large as a gradient."""
+        if not has_values(tensor) or tensor.dtype is not torch.uint8:
+            return has_values(tensor)
         compression = getattr(self.cfg, "compression_config", None)
-        is_packed = tensor.dtype is torch.uint8 and compression is not None and compression.kind == "none"
-        return has_values(tensor) and not is_packed
+        return compression is None or compression.kind != "none"
 
     def _programs(self, same_code: Sequence[Sequence[Rank]]) -> dict[Rank, Program]:
         """Return the program of each rank that repeats one."""

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -164,14 +164,9 @@ class TrafficCounter:
         if self.profile is not None:
             self.note(**self.profile.end_step(self.step))
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """Say in this block that the rank waits for a message."""
-        self.is_waiting = True
-        try:
-            yield
-        finally:
-            self.is_waiting = False
+        return _Waiting(self)
 
     def marked(self, verb: str, operation: str) -> AbstractContextManager[Any]:
         """Name a block in the profiler's trace, while one is recorded."""
@@ -260,6 +255,21 @@ class TrafficCounter:
             "waited": [[*key, times] for key, times in self._waited.items()],
             "spent": [[phase, times] for phase, times in self._times.items()],
         }
+
+
+class _Waiting:
+    """Says for a block that the rank waits; a class, as `_Label`."""
+
+    __slots__ = ("_traffic",)
+
+    def __init__(self, traffic: TrafficCounter) -> None:
+        self._traffic = traffic
+
+    def __enter__(self) -> None:
+        self._traffic.is_waiting = True
+
+    def __exit__(self, *_: object) -> None:
+        self._traffic.is_waiting = False
 
 
 class _Label:
