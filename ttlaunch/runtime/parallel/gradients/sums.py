@@ -115,17 +115,20 @@ class CountsExchange:
         """
         place = among.index(ctx.rank)
         self._layout = layout
-        self._counts = [torch.empty(len(nodes), 2, dtype=torch.float64) for nodes in layout]
-        self._counts[place] = torch.tensor(own, dtype=torch.float64).reshape(-1, 2)  # also where a rank holds none
+        lengths = [len(nodes) for nodes in layout]
+        # One tensor for all: among thousands of ranks, each takes as long to make as to send.
+        self._rows = torch.empty(sum(lengths), 2, dtype=torch.float64)
+        counts = self._rows.split(lengths)
+        counts[place].copy_(torch.tensor(own, dtype=torch.float64).reshape(-1, 2))  # also where a rank holds none
         others = [other for other in range(len(among)) if other != place]
         with operation(ctx, "counts"):
-            self._pending = [ctx.irecv(self._counts[other], source=among[other], tag=_COUNTS) for other in others]
-            self._pending += [ctx.isend(self._counts[place], dest=among[other], tag=_COUNTS) for other in others]
+            self._pending = [ctx.irecv(counts[other], source=among[other], tag=_COUNTS) for other in others]
+            self._pending += [ctx.isend(counts[place], dest=among[other], tag=_COUNTS) for other in others]
 
     def wait(self) -> tuple[int, float]:
         """Wait for the messages, and return tokens and summed loss over all micro-batches."""
         for message in self._pending:
             message.wait()
-        leaves, rows = chain.from_iterable(self._layout), torch.cat(self._counts).tolist()
+        leaves, rows = chain.from_iterable(self._layout), self._rows.tolist()
         tokens, loss = add_up_rows(sorted(zip(leaves, rows, strict=True), key=lambda node: node[0].start))
         return int(tokens), loss
