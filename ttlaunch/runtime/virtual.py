@@ -192,10 +192,11 @@ def _run_coarsest(play: "_Play", divisions: Iterable[Classes]) -> dict[str, Any]
         The result; None if there are no divisions left, or if they would cost more than twice as much as to run every rank, where that is possible.
     """
     most = min(_MOST_CLASSES, play.world.size - 1)
-    left, tried = set(divisions), set[Classes]()
+    left, tried = dict.fromkeys(divisions, 0), set[Classes]()
     affordable = 2 * play.world.size if play.world.size <= _MOST_RANKS else math.inf
-    while left := {one for one in left - tried if len(one) <= most}:
-        classes = min(left, key=lambda one: (len(one), one))
+    while left := {one: found for one, found in left.items() if len(one) <= most and one not in tried}:
+        # Of equally coarse ones the newest: what was seen last has divided it, and others fail for that only after a whole step.
+        classes = min(left, key=lambda one: (len(one), -left[one], one))
         tried.add(classes)
         affordable -= len(with_witnesses(classes))
         if affordable < 0:
@@ -205,7 +206,8 @@ def _run_coarsest(play: "_Play", divisions: Iterable[Classes]) -> dict[str, Any]
             return play.run(classes) | {"not_folded": None}
         except NotAlikeError as error:
             finer = divided(classes, error.classes, play.seen)
-        left |= {finer} if len(finer) > len(classes) else set()
+        if len(finer) > len(classes):
+            left[finer] = len(tried)
     return None
 
 
