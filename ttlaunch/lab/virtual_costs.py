@@ -114,7 +114,10 @@ class WorkerCosts:
         """Return the time of a step without and with an agreement; the last step of a simulation, as of a training, has one."""
         run = self.run_of(members)
         if self.every == 1 or run.slowest is None:
-            return run.step_ms or 0.0, run.step_ms or 0.0
+            # In its first step, a rank that updates has also waited for the validation before it.
+            later = [one.each_ms[1:] or one.each_ms for one in run.groups if one.steps]
+            step_ms = max((sum(each) / len(each) for each in later), default=0.0)
+            return step_ms, step_ms
         each = run.slowest.each_ms
         return each[0], each[-1]
 
