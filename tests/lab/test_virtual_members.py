@@ -313,3 +313,20 @@ def test_workers_with_steps_of_their_own_end_the_one_that_they_make_and_lose_tho
     assert members.epochs[2].at_s + 0.3 + REST_S == pytest.approx(members.epochs[2].done_s)
     assert ([1, 0], 300) == (members.processes[3].taken, members.processes[3].got)
     assert ("done", ["replaced"]) == (verdict.status, outcomes(verdict))
+
+
+def test_others_make_steps_of_their_own_without_a_stopped_worker_until_they_agree():
+    """They agree after every 8 steps; worker 1 is stopped after step 13, when 14 and 15 are still to be made alone."""
+    members, verdict = run("stop rank=1 at step=13", recipe="local_sgd", ranks=2, every=8)
+    assert [(0, (0, 1)), (15, (0,))] == epochs(members)[:2]
+    assert 5 == members.epochs[1].lost_steps  # those of worker 1 after step 8
+    assert ("done", ["replaced"]) == (verdict.status, outcomes(verdict))
+
+
+def test_a_worker_that_is_continued_makes_the_steps_that_others_have_made_alone():
+    members, verdict = run("stop rank=1 at step=13; continue rank=1 at 8s", recipe="local_sgd", ranks=2, every=8)
+    assert [(0, (0, 1))] == epochs(members)
+    # It makes steps 14 to 16 from then on, while the other one waits to agree.
+    until_agreed, after = 8.0 + 3 * 4 * LEAF_S + REST_S, 14 * 4 * LEAF_S + 2 * REST_S
+    assert until_agreed + after == pytest.approx(members.over_s)
+    assert ("done", ["endured", "endured"]) == (verdict.status, outcomes(verdict))

@@ -27,7 +27,10 @@ def slow_members(here, recipe):
         changed_recipe(here, "index, x_BT, y_BT = batch", SLOW, indent=8)
         return
     trainer = copied_recipe(here / "mine", recipe)
-    if recipe == "local_sgd":  # of 8 micro-batches, each of two workers has 4
+    if recipe == "classic_dp":
+        write_before(trainer, "        expect = partial(means.expect, index)", f"        {SLOW}\n")
+        return
+    if recipe in {"local_sgd", "diloco"}:  # of 8 micro-batches, each of two workers has 4
         write_before(trainer, "        known = replica.step(step)", f"        __import__('time').sleep(4 * {LEAF_S})\n")
         return
     member = trainer.with_name("elastic.py")
@@ -36,16 +39,24 @@ def slow_members(here, recipe):
             member, "        passes = LayerPasses(", f"        indices = [({SLOW}, index)[1] for index in indices]\n"
         )
         return
-    # It differentiates a row of micro-batches at once: each of two workers has 4 of 8.
+    # They differentiate a row of micro-batches at once: each of two workers has 4 of 8.
     pause = f"lambda: (__import__('time').sleep(4 * {LEAF_S}), __import__('contextlib').nullcontext())[1]"
-    member.write_text(member.read_text().replace("validate=validate)", f"validate=validate, around={pause})"))
+    before, after = {
+        "hierarchical_parallel": ("validate=validate)", f"validate=validate, around={pause})"),
+        "sync_ps": ("around=lambda: slowed(slow_workers, ctx.rank - servers)", f"around={pause}"),
+    }[recipe]
+    assert 1 == member.read_text().count(before)
+    member.write_text(member.read_text().replace(before, after))
 
 
-def run_for_real(here, faults, *, recipe="data_parallel", ranks=2, elastic="1:3", steps=STEPS, is_warm=True):
+def run_for_real(
+    here, faults, *, recipe="data_parallel", ranks=2, elastic="1:3", steps=STEPS, is_warm=True, overrides=()
+):
     """Make a run with faults; returns its folder, its report, and the outcomes of the faults."""
     slow_members(here, recipe)
     command = [sys.executable, "-m", "ttlaunch", "chaos", "mine/", "-n", str(ranks), "--elastic", elastic]
     command += ["--set", f"training_config.steps={steps}", "--plan", faults, "--format", "json"]
+    command += [word for one in overrides for word in ("--set", one)]
     command += ["--warm"] if is_warm else []
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=MOST_S, check=False)
     assert 0 == done.returncode, done.stderr
@@ -106,25 +117,29 @@ def test_a_stopped_worker_is_killed_and_replaced_in_a_simulation_as_in_a_real_ru
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "victim", "members"),
+    ("recipe", "victim", "members", "overrides"),
     [
-        ("hierarchical_parallel", 0, [[0, 1, 2, 3], [2, 1, 3]]),
-        ("zero", 1, [[0, 1, 2], [0, 2]]),
-        ("local_sgd", 1, [[0, 1], [0]]),
+        ("hierarchical_parallel", 0, [[0, 1, 2, 3], [2, 1, 3]], ()),
+        ("sync_ps", 0, [[0, 1, 2], [2, 1]], ()),
+        ("zero", 1, [[0, 1, 2], [0, 2]], ()),
+        ("local_sgd", 1, [[0, 1], [0]], ()),
+        ("diloco", 1, [[0, 1], [0]], ("diloco_config.every=4",)),
+        ("classic_dp", 1, [[0, 1], [0]], ("classic_dp_config.staleness_bound=0",)),
     ],
 )
-def test_members_with_places_change_in_a_simulation_as_in_a_real_run(here, recipe, victim, members):
+def test_members_of_each_recipe_change_in_a_simulation_as_in_a_real_run(here, recipe, victim, members, overrides):
     """The run is over before a worker has started in the place of the one that is killed, or else it is in both."""
-    ranks, steps, text = len(members[0]), 12, f"kill rank={victim} at step=6"
+    ranks, steps, text = len(members[0]), 14, f"kill rank={victim} at step=3"
     elastic = f"{ranks - 1}:{ranks}"
     folder, report, outcomes = run_for_real(
-        here, text, recipe=recipe, ranks=ranks, elastic=elastic, steps=steps, is_warm=False
+        here, text, recipe=recipe, ranks=ranks, elastic=elastic, steps=steps, is_warm=False, overrides=overrides
     )
     replaced = next(event["time"] for event in read_events(folder) if event["event"] == "worker_started")
     start_s = waited(folder, ranks + victim, since=replaced)
     block = max(stop - first for first, stop in report["epochs"][0]["blocks"])
     leaf_s = micro_batch(folder, report, epoch=0, block=block)
-    found = simulate(text, leaf_s=leaf_s, start_s=start_s, steps=steps, target=recipe, ranks=ranks, elastic=elastic)
+    spec = {"target": recipe, "ranks": ranks, "elastic": elastic, "overrides": overrides}
+    found = simulate(text, leaf_s=leaf_s, start_s=start_s, steps=steps, **spec)
     assert members == [list(one.epoch.members) for one in found.epochs[:2]]
     # A step is measured before the fault. After it fewer workers share the cores, so those that are left are faster.
     compare(report, outcomes, found, steps_apart=3, known=(start_s, leaf_s))

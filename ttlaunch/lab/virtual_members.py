@@ -144,8 +144,14 @@ class VirtualMembers:
             return
         making = process.making
         if making is not None and not (making.is_done or making.is_stopped):
-            making.starts[number] += self.now - since
+            began_s = making.starts[number]
+            first, stop = making.begin.blocks[making.members.index(number)]
+            missed_s = process.missed * (stop - first) * self._costs.leaf_s(number)
+            making.starts[number] = missed_s + (self.now if began_s >= since else began_s + self.now - since)
             self._plan_end(making)
+        for _ in range(process.missed):
+            process.state = worker.end_step(worker.apply(process.state))
+        process.missed = 0
         while process.later and process.acts:
             process.later.popleft()()
 
@@ -318,8 +324,10 @@ class VirtualMembers:
         return sum(self.processes[number].reported % self._costs.every for number in gone)
 
     def _step_s(self, making: Making) -> float:
-        agrees = making.step % self._costs.every == 0 or making.step == self._steps
-        return self._costs.step_s(making.members, agrees=agrees)
+        return self._costs.step_s(making.members, agrees=self._agrees(making))
+
+    def _agrees(self, making: Making) -> bool:
+        return making.step % self._costs.every == 0 or making.step == self._steps
 
     def _give(self, begin: Begin, at_s: float) -> dict[int, float]:
         """Let members get what they lack; returns when each has it."""
@@ -355,7 +363,8 @@ class VirtualMembers:
         self.at(max(self.now, computed_s + making.exchange_s), lambda: self._end_step(making, tries))
 
     def _end_step(self, making: Making, tries: int) -> None:
-        is_missing = making.is_stopped or not all(self.processes[number].acts for number in making.members)
+        absent = [number for number in making.members if not self.processes[number].acts]
+        is_missing = making.is_stopped or (absent and not self._is_made_alone(making, absent))
         if is_missing or tries != making.tries:
             return  # some of it is missing, or it ends later
         making.is_done, begin = True, making.begin
@@ -367,6 +376,9 @@ class VirtualMembers:
         self._last_s = self.now
         for number in making.members:
             process = self.processes[number]
+            if number in absent:
+                process.missed += 1
+                continue
             process.state = worker.end_step(worker.apply(process.state))
             process.reported = making.step if self.hears(number) else process.reported
         blocks = {number: (block,) for number, block in zip(begin.numbers, begin.blocks, strict=True)}
@@ -379,6 +391,10 @@ class VirtualMembers:
             deed()
         self.on_step()  # before the last report: a worker that ends then has not done what follows the last step
         self._report(begin, making.step)
+
+    def _is_made_alone(self, making: Making, absent: Sequence[int]) -> bool:
+        """Whether members make a step without some of them: one of their own, after which they do not agree."""
+        return self._limits.has_local_steps and not self._agrees(making) and len(absent) < len(making.members)
 
     def _report(self, begin: Begin, step: int) -> None:
         for number in begin.numbers:

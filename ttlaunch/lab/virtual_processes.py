@@ -86,6 +86,7 @@ class Process:
         lost_s: When the coordinator knew that it had ended, or treated it so.
         has_left: Whether it was dismissed, as one that was asked to leave.
         attempts: How often it has tried to follow the others.
+        missed: How many steps of their own others have made while it was stopped, which it still has to make.
     """
 
     state: WorkerState
@@ -102,6 +103,7 @@ class Process:
     got: int = 0
     reported: int = 0
     attempts: int = 0
+    missed: int = 0
     making: "Making | None" = None
 
     @property
