@@ -30,8 +30,8 @@ def slow_members(here, recipe):
     if recipe == "classic_dp":
         write_before(trainer, "        expect = partial(means.expect, index)", f"        {SLOW}\n")
         return
-    if recipe in {"local_sgd", "diloco"}:  # of 8 micro-batches, each of two workers has 4
-        write_before(trainer, "        known = replica.step(step)", f"        __import__('time').sleep(4 * {LEAF_S})\n")
+    if recipe in {"local_sgd", "diloco"}:
+        write_before(trainer, "        known = replica.step(step)", f"        {slow_row('ctx.ranks(ctx.role)')}\n")
         return
     member = trainer.with_name("elastic.py")
     if recipe == "zero":
@@ -39,14 +39,19 @@ def slow_members(here, recipe):
             member, "        passes = LayerPasses(", f"        indices = [({SLOW}, index)[1] for index in indices]\n"
         )
         return
-    # They differentiate a row of micro-batches at once: each of two workers has 4 of 8.
-    pause = f"lambda: (__import__('time').sleep(4 * {LEAF_S}), __import__('contextlib').nullcontext())[1]"
-    before, after = {
-        "hierarchical_parallel": ("validate=validate)", f"validate=validate, around={pause})"),
-        "sync_ps": ("around=lambda: slowed(slow_workers, ctx.rank - servers)", f"around={pause}"),
+    servers, before, after = {
+        "hierarchical_parallel": (2, "validate=validate)", "validate=validate, around={})"),
+        "sync_ps": (1, "around=lambda: slowed(slow_workers, ctx.rank - servers)", "around={}"),
     }[recipe]
+    slow = slow_row(f"ctx.ranks('member')[{servers}:]")
+    pause = f"lambda: ({slow}, __import__('contextlib').nullcontext())[1]"
     assert 1 == member.read_text().count(before)
-    member.write_text(member.read_text().replace(before, after))
+    member.write_text(member.read_text().replace(before, after.format(pause)))
+
+
+def slow_row(workers):
+    """The call that sleeps for all micro-batches of a worker: its recipe differentiates them at once, and they are 8 for all workers."""
+    return f"__import__('time').sleep(-(-8 // len({workers})) * {LEAF_S})"
 
 
 def run_for_real(
