@@ -1,5 +1,6 @@
 """`simulate --virtual --elastic`: an epoch of n workers is a simulation of n workers; and what is refused."""
 
+import json
 from dataclasses import replace
 from functools import cache
 
@@ -32,9 +33,9 @@ def faults(text):
     return tuple(found)
 
 
-def simulate(text="", *, spec=ELASTIC, conditions=CONDITIONS, steps=30, start_s=0.3):
+def simulate(text="", *, spec=ELASTIC, conditions=CONDITIONS, steps=30, start_s=0.3, simulate_each=run_each_virtually):
     ordered = replace(conditions, faults=faults(text)) if text else conditions
-    return run_elastic_virtually(spec, ordered, Unattended(), steps=steps, start_s=start_s)
+    return run_elastic_virtually(spec, ordered, Unattended(), steps=steps, start_s=start_s, simulate=simulate_each)
 
 
 # Of each recipe a change, with a run for it that is long enough, and runs of ranks that stay, like its last epochs: how many
@@ -56,9 +57,47 @@ PLAIN = {
 _ORDER = [(recipe, workers) for recipe, runs in PLAIN.items() for workers, _ in runs]
 
 
+class InOneProcess:
+    """Simulates in one process, which imports torch once, what several runs whose members change ask for first."""
+
+    def __init__(self):
+        self._orders, self._found = [], {}
+
+    def note(self, orders):
+        self._orders += orders
+        raise NotedError
+
+    def run(self, orders):
+        """Simulate what was noted, and these orders; returns the results of the latter."""
+        noted = self._orders
+        found = run_each_virtually([*noted, *orders])
+        self._found = {self._key(*one): result for one, result in zip(noted, found, strict=False)}
+        return found[len(noted) :]
+
+    def __call__(self, orders):
+        return [self._found[self._key(*one)] for one in orders]
+
+    def _key(self, plan, conditions):
+        return plan.hash, json.dumps(conditions.as_json(), sort_keys=True)
+
+
+class NotedError(Exception):
+    """What is to be simulated was noted."""
+
+
+def change(recipe, simulate_each):
+    text, given = CHANGES[recipe]
+    settings = (*TINY, *given.get("set", ()))
+    spec = RunSpec(recipe, ranks=given.get("ranks", 2), elastic=given.get("elastic", "1:3"), overrides=settings)
+    is_long = recipe == "data_parallel"
+    conditions = replace(CONDITIONS, slow=given.get("slow", {}))
+    steps, start_s = (30, 0.3) if is_long else (6, 60.0)
+    return simulate(text, spec=spec, conditions=conditions, steps=steps, start_s=start_s, simulate_each=simulate_each)
+
+
 @pytest.fixture(scope="module")
-def plain():
-    """Runs whose ranks stay, by recipe and number of workers: in one process, which imports torch once."""
+def simulated():
+    """Runs whose ranks stay, by recipe and number of workers; and what has simulated them, and what changes of members need."""
     orders = []
     for recipe, runs in PLAIN.items():
         settings = CHANGES[recipe][1].get("set", ())
@@ -67,25 +106,22 @@ def plain():
             plan = plan_simulation(spec, Unattended(), has_room=True)
             steps = 2 if recipe == "local_sgd" else 3  # one alone, and one after which workers agree
             orders.append((plan, replace(CONDITIONS, slow=slow, steps=steps)))
-    return dict(zip(_ORDER, run_each_virtually(orders), strict=True))
+    together = InOneProcess()
+    for recipe in CHANGES:
+        with pytest.raises(NotedError):
+            change(recipe, together.note)
+    return dict(zip(_ORDER, together.run(orders), strict=True)), together
 
 
 @pytest.fixture(scope="module")
-def changed():
+def plain(simulated):
+    return simulated[0]
+
+
+@pytest.fixture(scope="module")
+def changed(simulated):
     """A run of each recipe whose members change, made when it is asked for."""
-
-    @cache
-    def make(recipe):
-        text, given = CHANGES[recipe]
-        settings = (*TINY, *given.get("set", ()))
-        spec = RunSpec(recipe, ranks=given.get("ranks", 2), elastic=given.get("elastic", "1:3"), overrides=settings)
-        is_long = recipe == "data_parallel"
-        conditions = replace(CONDITIONS, slow=given.get("slow", {}))
-        return simulate(
-            text, spec=spec, conditions=conditions, steps=30 if is_long else 6, start_s=0.3 if is_long else 60.0
-        )
-
-    return make
+    return cache(lambda recipe: change(recipe, simulated[1]))
 
 
 def later_ms(run):

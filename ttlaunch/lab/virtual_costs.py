@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,9 @@ _LEAST_MEANS, _MOST_MEANS, _MEANS_BYTES = 4, 32, 256 * 2**20  # kept by members 
 _WITHIN_S, _WITHIN_BYTES_PER_S = 50e-6, 8e9  # between workers of a host, as on the virtual clock of ranks
 
 
+SimulatesEach = Callable[[Sequence[tuple[LaunchPlan, Conditions]]], Sequence[VirtualRun | LaunchError]]
+"""Simulates plans, each with its conditions; returns the result of each, or why there is none."""
+
 _Link = tuple[str, int]
 """A port of a worker where no network is known, else a directed link or the inside of a host: its kind, and whose or which."""
 
@@ -44,14 +47,31 @@ class WorkerCosts:
     """
 
     def __init__(
-        self, spec: RunSpec, plan: LaunchPlan, conditions: Conditions, *, steps: int, form: Elastic | None = None
+        self,
+        spec: RunSpec,
+        plan: LaunchPlan,
+        conditions: Conditions,
+        *,
+        steps: int,
+        form: Elastic | None = None,
+        simulate: SimulatesEach = run_each_virtually,
     ) -> None:
-        """Simulate nothing yet; `form` is how the recipe lets workers come and go, where it is not as in `data_parallel`."""
+        """Simulate nothing yet.
+
+        Args:
+            spec: The run.
+            plan: Its plan.
+            conditions: What its machines and their network are like.
+            steps: How many steps it makes.
+            form: How the recipe lets workers come and go, where it is not as in `data_parallel`.
+            simulate: Simulates plans of workers that stay; by default in a process of their own, which imports torch.
+        """
         assert plan.elastic is not None  # noqa: S101 - the caller has looked
         self._spec, self._plan, self._limits = spec, plan, plan.elastic
         self._conditions = replace(conditions, steps=min(steps, TIMED_STEPS))
         self._network = network_of(plan, over_links=conditions.over_links)
         self._runs: dict[tuple[Any, ...], VirtualRun] = {}
+        self._simulate_each = simulate
         self._as_roles = {role: place for place, role in enumerate(form.as_roles if form else ())}
         self._agreed_bytes = form.agreed_bytes if form else 0
         self.start_s, self.notice_s, self.latency_s = START_S, _NOTICED_S, conditions.link_us / 1e6
@@ -176,7 +196,7 @@ class WorkerCosts:
     def _simulate(self, wanted: Sequence[Sequence[int]]) -> None:
         plans = [self._plan_of(members) for members in wanted]
         orders = [(plan, self._conditions_of(members, plan.ranks)) for members, plan in zip(wanted, plans, strict=True)]
-        for members, found in zip(wanted, run_each_virtually(orders), strict=True):
+        for members, found in zip(wanted, self._simulate_each(orders), strict=True):
             if isinstance(found, LaunchError):
                 raise found
             self._runs[self._key(members)] = found

@@ -16,8 +16,8 @@ from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics import LaunchError, has_errors, usage_error
 from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.lab.simulate import plan_simulation
-from ttlaunch.lab.virtual import Conditions, VirtualRun, check_conditions
-from ttlaunch.lab.virtual_costs import START_S, WorkerCosts
+from ttlaunch.lab.virtual import Conditions, VirtualRun, check_conditions, run_each_virtually
+from ttlaunch.lab.virtual_costs import START_S, SimulatesEach, WorkerCosts
 from ttlaunch.lab.virtual_elastic_faults import PLAYED, TARGETS, Happening, judge_elastic
 from ttlaunch.lab.virtual_faults import VirtualVerdict, not_simulated
 from ttlaunch.lab.virtual_members import VirtualMembers
@@ -115,7 +115,13 @@ class VirtualElasticRun:
 
 
 def run_elastic_virtually(
-    spec: RunSpec, conditions: Conditions, dialogue: Dialogue, *, steps: int | None = None, start_s: float = START_S
+    spec: RunSpec,
+    conditions: Conditions,
+    dialogue: Dialogue,
+    *,
+    steps: int | None = None,
+    start_s: float = START_S,
+    simulate: SimulatesEach = run_each_virtually,
 ) -> VirtualElasticRun:
     """Simulate a run whose workers come and go.
 
@@ -125,6 +131,7 @@ def run_elastic_virtually(
         dialogue: Gets warnings.
         steps: How many steps it makes; None: as many as its training file says.
         start_s: How long a worker takes from its start until it can get the state.
+        simulate: Simulates plans of workers that stay; by default in a process of their own, which imports torch.
 
     Raises:
         LaunchError: The run cannot be elastic, or it cannot be simulated; or a fault or a slow rank is not possible.
@@ -138,7 +145,7 @@ def run_elastic_virtually(
     _check_faults(conditions.faults, plan, steps=steps)
     assert isinstance(recipe.elastic, Elastic)  # noqa: S101 - the plan was made
     of_steps = replace(conditions, faults=(), times_micro_batch=True)
-    costs = WorkerCosts(spec, plan, of_steps, steps=steps, form=recipe.elastic)
+    costs = WorkerCosts(spec, plan, of_steps, steps=steps, form=recipe.elastic, simulate=simulate)
     costs.start_s = start_s
     costs.look_ahead(conditions.faults)
     members = VirtualMembers(plan.elastic, hosts=[row.host for row in plan.ranks], steps=steps, costs=costs)
