@@ -120,11 +120,6 @@ def missing(kept: list[dict[str, Any]], *, only: str | None) -> Iterator[tuple[s
     """Yield the trials that are not kept, those of different kinds in turns."""
     done = {row["trial"] for row in kept}
     places = [(recipe, ranks, model) for model in range(len(MODELS)) for ranks in (1, 2) for recipe in RECIPES]
-    crowded = [(recipe, CROWDED, model) for model in range(CROWDED_MODELS) for recipe in RECIPES]
-    for recipe, ranks, model in crowded if only == "time" else ():
-        name = f"{recipe} n={ranks} model={model}"
-        if name not in done:
-            yield name, lambda of=(recipe, ranks, model): time_trial(*of)
     for place, (recipe, ranks, model) in enumerate(places):
         name = f"{recipe} n={ranks} model={model}"
         if name not in done and only in {None, "time"}:
@@ -137,6 +132,11 @@ def missing(kept: list[dict[str, Any]], *, only: str | None) -> Iterator[tuple[s
             yield f"large {place}", lambda of=place: fits_trial(of, LARGE)
         if place < PIPELINES and f"schedule {place}" not in done and only in {None, "schedule"}:
             yield f"schedule {place}", lambda of=place: schedule_trial(of)
+    crowded = [(recipe, CROWDED, model) for model in range(CROWDED_MODELS) for recipe in RECIPES]
+    for recipe, ranks, model in crowded if only == "time" else ():
+        name = f"{recipe} n={ranks} model={model}"
+        if name not in done:
+            yield name, lambda of=(recipe, ranks, model): time_trial(*of)
 
 
 def settings(recipe: str, model: dict[str, int], *, steps: int, ranks: int = 2) -> dict[str, Any]:
