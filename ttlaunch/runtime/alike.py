@@ -97,6 +97,7 @@ def _divided(
     *,
     distances: Mapping[int, Sequence[int]],
 ) -> Classes:
+    """Divide classes as `divided` does, with the distances at which the members of classes, by their places, have partners."""
     places = with_witnesses(classes)
     suspects = {rank for place in which for rank in places[place]} or {rank for ranks in classes for rank in ranks}
     # A partner is seen by one observer alone, whatever it does: that says nothing about it, and would put observers into classes of their own.
