@@ -105,8 +105,8 @@ class ShardLayout:
             total += len(values)
             borders = self._borders(places, values)
             ends = [values.start]
-            for rank in range(ranks - 1):
-                target = values.start + (rank + 1) * total // ranks - sum(owned[: rank + 1])
+            for rank, before in enumerate(itertools.accumulate(owned[:-1])):
+                target = values.start + (rank + 1) * total // ranks - before
                 ends.append(max(ends[-1], _nearest(borders, target)))
             ends.append(values.stop)
             shards = tuple(range(start, stop) for start, stop in itertools.pairwise(ends))
