@@ -1,5 +1,6 @@
 """Ranks on a virtual clock: times that are counted by hand, bytes of the recipe's own formula (S1)."""
 
+import itertools
 from collections import Counter
 from types import SimpleNamespace
 
@@ -121,6 +122,28 @@ def test_a_message_that_nobody_waits_for_costs_no_time():
 
     clock = play(sender, receiver)
     assert (5.0, 2.0) == (clock.now_s(0), clock.now_s(1))
+
+
+def test_waits_that_follow_each_other_count_the_same_in_any_order():
+    """Three messages that share a port arrive at 0.1 + 0.2, and so on: floats whose sums depend on their order."""
+
+    def spent(order):
+        def receiver(comm, compute):
+            compute(0.3)
+            pending = [comm.irecv(torch.zeros(size), source=rank) for rank, size in ((1, 1), (2, 3), (3, 7))]
+            for place in order:
+                pending[place].wait()
+
+        def sender_of(size):
+            def sender(comm, compute):
+                compute(size * 0.1)
+                comm.send(torch.zeros(size), dest=0)
+
+            return sender
+
+        return play(receiver, *map(sender_of, (1, 3, 7))).spent(0)
+
+    assert 1 == len({tuple(vars(spent(order)).values()) for order in itertools.permutations(range(3))})
 
 
 def test_a_timeout_ends_at_its_time():

@@ -82,9 +82,11 @@ class _Own:
     Attributes:
         under_way: How many groups of messages from or to the rank are under way.
         busy: When some were, from and to; the last one may not have ended.
+        idle_s: Since when the rank has only waited, and this is not yet in `spent`; None: it has not.
     """
 
     now_s: float = 0.0
+    idle_s: float | None = None
     spent: Spent = field(default_factory=Spent)
     under_way: int = 0
     busy: list[list[float]] = field(default_factory=list)
@@ -112,6 +114,7 @@ class VirtualClock:
 
     def spent(self, rank: Rank) -> Spent:
         """Return how a rank has spent its time up to now."""
+        self._settle(self._own[rank])
         known = self._own[rank].spent
         return Spent(known.computing_s, known.exposed_s, known.waiting_s)
 
@@ -127,6 +130,7 @@ class VirtualClock:
         """Let a rank compute several things, one after the other, as `compute` does."""
         slowness, jitter = self._slowness.get(rank, 1.0), self._jitter.get(rank, 1.0)
         own = self._own[rank]
+        self._settle(own)
         now_s, computing_s = own.now_s, own.spent.computing_s
         for seconds in each_s:
             took = seconds * slowness * jitter
@@ -137,6 +141,7 @@ class VirtualClock:
     def carry(self, rank: Rank, seconds: float) -> None:
         """Let a rank itself carry a message for so long, during which it can do nothing else."""
         own = self._own[rank]
+        self._settle(own)
         own.now_s += seconds
         own.spent.exposed_s += seconds
 
@@ -175,13 +180,24 @@ class VirtualClock:
             own.busy[-1][1] = at_s
 
     def resume(self, rank: Rank, at_s: float) -> None:
-        """Let a rank that has waited continue at a time."""
+        """Let a rank that has waited continue at a time.
+
+        Waits without anything between them count as one stretch: so what they add up to does not depend on the order in which the rank waits for
+        several messages, and ranks that wait for the same ones in another order have spent the same, to the bit.
+        """
         own = self._own[rank]
-        began_s, ended_s = own.now_s, max(own.now_s, at_s)
+        if own.idle_s is None:
+            own.idle_s = own.now_s
+        own.now_s = max(own.now_s, at_s)
+
+    def _settle(self, own: _Own) -> None:
+        """Divide the time in which a rank has only waited: by whether messages from or to it were under way."""
+        if own.idle_s is None:
+            return
+        began_s, ended_s, own.idle_s = own.idle_s, own.now_s, None
         exposed_s = 0.0
         for start_s, end_s in own.busy:
             exposed_s += max(0.0, min(end_s, ended_s) - max(start_s, began_s))
         own.busy = [one for one in own.busy if one[1] >= ended_s]  # the rank never waits in its past again
-        own.now_s = ended_s
         own.spent.exposed_s += exposed_s
         own.spent.waiting_s += max(0.0, ended_s - began_s - exposed_s)
