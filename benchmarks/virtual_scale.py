@@ -6,7 +6,7 @@ Folded: recipes on 8, 32 and 64 workers, with and without a slow rank. The times
 ranks that all run their own code.
 
 Size: 3 steps of 1,024 workers within 60 s and 2 GB, of 10,000 within 120 s, both in processor time; with 1,024, the bytes of each pair of
-ranks have to be those of the recipe's formula. `--recipe` chooses recipes, for these too.
+ranks have to be those of the recipe's formula. `zero` is measured with 1,024 alone. `--recipe` chooses recipes, for these too.
 
 Curves: each worker has the same work whatever their number, 20 GFLOP a step at 50 GFLOP/s, with 10 Gbit/s and 50 µs between any two ranks. A recipe
 stops scaling where less than half of the slowest rank's step is computing. `--write` writes the numbers, the picture and the page of the
@@ -36,10 +36,11 @@ SIZES = (2, 8, 32, 128, 1024, 10_000)
 SIZES_OF_FOLDS = (8, 32, 64)
 FOLDS = ("data_parallel", "local_sgd", "diloco", "classic_dp", "tensor_parallel", "pipeline_parallel")
 REPEATED = ("hierarchical_parallel", "sync_ps")
-ALL_RUN = ("zero", *REPEATED)
-COMPARED = (*FOLDS, *REPEATED)
-CHECKED = ("data_parallel", "tensor_parallel", "pipeline_parallel", *REPEATED)
-MOST_THAT_ALL_RUN = 128
+SHARES = ("zero",)
+OTHERS = (*SHARES, *REPEATED)
+COMPARED = (*FOLDS, *OTHERS)
+CHECKED = ("data_parallel", "tensor_parallel", "pipeline_parallel", *OTHERS)
+MOST_OF_SHARES = 1024
 MODEL = (
     "transformer_config={num_blocks: 4, num_heads: 4, embedding_dim: 256, max_sequence_length: 128}",
     "checkpoint_config={interval: null}",
@@ -76,7 +77,8 @@ scaling where that is less than half: from there on, more workers add less than 
 {ends}
 
 Where one rank stands for many, or repeats the code of three, 10,000 workers take up to two minutes of processor time. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
-[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), without threads of their own. The ranks of `zero` run all, because each owns shards of other sizes, and each sends to each: its curve is cut at {most_all} workers, which take five minutes and 3 GB. `elastic_dp` is left
+[repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), without threads of their own. Ranks of `zero` own shards of other sizes, and each sends to each. [Those with equal shares have equal times](what-a-prediction-knows.md#shares-of-unequal-size),
+and one of each such class stands for the others; its curve is cut at {most_of_shares:,} workers. `elastic_dp` is left
 out: its workers share no step. `fully_sharded` needs a process for each rank.
 
 Other machines move these points: twice the bandwidth moves them to the right, faster processors to the left. `ttlaunch simulate RECIPE --virtual --what-if` shows where yours are.
@@ -123,19 +125,25 @@ def main() -> int:
             if workers <= options.most:
                 is_met.append(_folds(name, workers, {workers // 3: 1.5} if is_slow else {}))
     if not options.no_limits:
-        is_met += [_is_in_time(name, workers) for name in names for workers in LIMITS_S if workers <= options.most]
+        is_met += [
+            _is_in_time(name, workers) for name in names for workers in LIMITS_S if workers <= _most(name, options.most)
+        ]
     if not options.no_curves:
-        names = options.recipe or [*FOLDS, *ALL_RUN]
+        names = options.recipe or [*FOLDS, *OTHERS]
         known = {} if options.anew or options.write is None else _read(options.write)
         for name in names:
-            most = options.most if name in COMPARED else min(options.most, MOST_THAT_ALL_RUN)
-            for curve in _curve(name, known.get(name, []), most=most):
+            for curve in _curve(name, known.get(name, []), most=_most(name, options.most)):
                 if options.write is not None:
                     _write({name: curve}, options.write)
         if options.write is not None:
             _write({}, options.write)
     print("all met" if all(is_met) else "MISSED")
     return 0 if all(is_met) else 1
+
+
+def _most(name: str, most: int) -> int:
+    """Return with how many workers a recipe is measured at most."""
+    return min(most, MOST_OF_SHARES) if name in SHARES else most
 
 
 def _simulate(name: str, workers: int, conditions: Conditions, *, work: int = 4) -> VirtualRun:
@@ -204,7 +212,7 @@ def _curve(name: str, known: list[Place], *, most: int) -> Iterator[list[Place]]
         if any(one.workers == workers for one in known):
             continue
         try:
-            run = _simulate(name, workers, Conditions(steps=2, fold=name in COMPARED))
+            run = _simulate(name, workers, Conditions(steps=2))
         except LaunchError as error:
             print(f"{name:22} {workers:6} workers: {error.diagnostics[0].message}", flush=True)
             break
@@ -233,9 +241,9 @@ def _read(folder: Path) -> dict[str, list[Place]]:
 def _write(new: dict[str, list[Place]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     curves = _read(folder) | new
-    content = {name: [vars(one) for one in curves[name]] for name in (*FOLDS, *ALL_RUN) if name in curves}
+    content = {name: [vars(one) for one in curves[name]] for name in (*FOLDS, *OTHERS) if name in curves}
     (folder / "scaling.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    charts = [_chart("ranks that fold", curves, FOLDS), _chart("each rank has its own times", curves, ALL_RUN)]
+    charts = [_chart("ranks that fold", curves, FOLDS), _chart("ranks with times of their own", curves, OTHERS)]
     note = "the share of a step that the slowest rank computes, %; to the right, workers as powers of two"
     (folder / "scaling.svg").write_text(
         render_charts_svg("Weak scaling on a virtual clock", charts, note=note), encoding="utf-8"
@@ -245,7 +253,7 @@ def _write(new: dict[str, list[Place]], folder: Path) -> None:
 
 def _page(curves: dict[str, list[Place]]) -> str:
     sizes = sorted({one.workers for places in curves.values() for one in places})
-    names = [name for name in (*FOLDS, *ALL_RUN) if curves.get(name)]
+    names = [name for name in (*FOLDS, *OTHERS) if curves.get(name)]
     table = [f"| recipe | {' | '.join(f'{size:,} workers' for size in sizes)} |", "|---|" + "---:|" * len(sizes)]
     for name in names:
         shares = {one.workers: f"{one.computing:.0%}" for one in curves[name]}
@@ -255,7 +263,7 @@ def _page(curves: dict[str, list[Place]]) -> str:
         ends.setdefault(curves[name][-1].workers, []).append(f"`{name}`")
     told = [f"- to {most:,} workers: {', '.join(ends[most])}" for most in sorted(ends, reverse=True)]
     reasons = "\n".join(f"- {_reason(name, curves[name])}" for name in names)
-    return PAGE.format(table="\n".join(table), reasons=reasons, ends="\n".join(told), most_all=MOST_THAT_ALL_RUN)
+    return PAGE.format(table="\n".join(table), reasons=reasons, ends="\n".join(told), most_of_shares=MOST_OF_SHARES)
 
 
 def _reason(name: str, places: list[Place]) -> str:

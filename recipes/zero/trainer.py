@@ -75,8 +75,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         list(model.parameters()), owned, ctx=ctx, among=workers, micro_batches=cfg.training_config.micro_batches
     )
     norms = SharedNorms(owned, ctx=ctx, among=workers, traffic=ctx.traffic)
-    ctx.traffic.note(owned_values=owned.count(layout.layers), values_of_backward=owned.count(layout.layers[:-2]))
-    ctx.traffic.note(values_of_second_use=owned.count_again())
+    ctx.traffic.note_shares(ctx.position("worker"), **owned.shares())
     weights.publish(ctx.steps_done)
 
     def validate(step: int) -> None:

@@ -315,6 +315,42 @@ def test_workers_that_a_server_serves_in_turn_repeat_code_at_exactly_their_own_t
     assert every["edges"] == repeated["edges"]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "stage", "is_tied"),
+    [
+        pytest.param(14, 3, True, id="tied"),
+        pytest.param(14, 0, False, marks=pytest.mark.slow, id="stage 0"),
+        pytest.param(14, 1, False, marks=pytest.mark.slow, id="stage 1"),
+        pytest.param(40, 3, False, marks=pytest.mark.slow, id="shares without a part of some layers"),
+    ],
+)
+def test_ranks_with_equal_shares_of_a_model_have_exactly_the_times_of_ranks_that_all_run(ranks, stage, is_tied):
+    """With a slow rank, whose times no other one has."""
+    sections = {"zero_config": {"stage": stage}, "transformer_config": {"tie_embeddings": is_tied}}
+    folded, every = (
+        simulated("zero", ["worker"] * ranks, micro_batches=ranks, slow={"4": 1.5}, fold=fold, sections=sections)
+        for fold in (True, False)
+    )
+    assert (None, ranks) == (folded["not_folded"], len(every["classes"]))
+    assert len(folded["classes"]) < ranks
+    assert [of_rank(every, rank) for rank in range(ranks)] == [of_rank(folded, rank) for rank in range(ranks)]
+    assert pairs(every) == pairs(folded)
+
+
+def pairs(found):
+    """What each rank has sent to each other one, as messages, bytes and bytes within steps, from the edges of classes."""
+    ranks = [
+        [rank for span in one["members"] for rank in range(span["first"], span["last"] + 1)] for one in found["classes"]
+    ]
+    return {
+        (source, dest): (edge["messages"], edge["bytes"], edge["step_bytes"])
+        for edge in found["edges"]
+        for source in ranks[edge["source"]]
+        for dest in ranks[edge["dest"]]
+        if source != dest
+    }
+
+
 @pytest.mark.slow
 def test_the_stages_of_pipelines_fold_to_those_of_two_pipelines():
     pipelines = {"schedule": "1f1b", "replicas": 4, "blocks_per_rank": [1, 1]}
@@ -360,17 +396,22 @@ def test_pairs_of_ranks_with_shards_of_two_sizes_and_a_slow_one_fold_after_few_d
 
 @pytest.mark.slow
 def test_looking_for_ranks_that_are_alike_costs_no_more_than_to_run_all_twice(monkeypatch):
-    """The ranks of zero own shards of other sizes, so each division fails and gives a finer one."""
+    """The ranks of zero own shards of other sizes, so each division fails and gives a finer one, where nothing says what shares they have."""
     tried, run = [], virtual._Play.run
 
-    def noted(play, classes, *rest):
+    def refuse(_play):
+        raise NotAlikeError("no rule")
+
+    monkeypatch.setattr(virtual._Play, "run_shares", refuse)
+
+    def noted(play, classes, *rest, **named):
         tried.append(classes)
-        return run(play, classes, *rest)
+        return run(play, classes, *rest, **named)
 
     monkeypatch.setattr(virtual._Play, "run", noted)
     found = simulated("zero", ["worker"] * 16, micro_batches=16, fold=True)
     assert (16, True) == (len(found["classes"]), found["not_folded"] is not None)
-    further = [len(with_witnesses(classes)) for classes in tried[1:] if len(classes) < 16]
+    further = [len(with_witnesses(classes)) for classes in tried[2:] if len(classes) < 16]
     assert 0 < sum(further) <= 2 * 16  # 127 if all are tried
 
 

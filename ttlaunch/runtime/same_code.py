@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ttlaunch.runtime.alike import first_classes
-from ttlaunch.runtime.comm.programs import Author, Compute, Note, Program, Step, repeat
+from ttlaunch.runtime.comm.programs import Author, Compute, Note, Program, Shares, Step, Update, repeat
 from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.turns import Script
 from ttlaunch.runtime.comm.virtual_world import VirtualWorld
@@ -59,6 +59,30 @@ def write_program(
     return Program(ranks, write, carries=carries)
 
 
+def author_of(
+    rank: Rank,
+    live: Live,
+    *,
+    carries: Callable[[Tensor], bool],
+    flops_per_s: float,
+    known: dict[Hashable, Found],
+) -> Author:
+    """Return what runs the code of one rank of those that own shares of unequal size; arguments as for `write_program`."""
+
+    def write(author: Author) -> None:
+        spend = spending(
+            lambda seconds: author.deeds.append(Compute(seconds)),
+            flops_per_s=flops_per_s,
+            update=lambda values: author.deeds.append(Update(values)),
+        )
+        counter = _WrittenCounter(author, has_shares=True)
+        author.operation = lambda: counter.label
+        with Hollow(known=known, spend=spend):
+            live(author.rank, author.communicator, counter)
+
+    return Author(rank, write, carries=carries)
+
+
 def repeat_virtually(program: Program, rank: Rank, *, virtual: VirtualWorld, timed: TimedSteps) -> Script:
     """Do what a program says for a rank, at its times; yield where the rank has to wait."""
 
@@ -74,9 +98,17 @@ def repeat_virtually(program: Program, rank: Rank, *, virtual: VirtualWorld, tim
 class _WrittenCounter(TrafficCounter):
     """Writes down what is noted, so that it is known at each moment, as with code that runs."""
 
-    def __init__(self, author: Author) -> None:
+    def __init__(self, author: Author, *, has_shares: bool = False) -> None:
+        """Begin without facts; shares are written down as numbers of all ranks, or as those of this rank."""
         super().__init__(profile=_WrittenSteps(author))
-        self._author = author
+        self._author, self._writes_shares = author, has_shares
+
+    def note_shares(self, place: int, /, **facts: Sequence[int]) -> None:
+        """Write down the numbers of all ranks, or note those of this one."""
+        if self._writes_shares:
+            self._author.deeds.append(Shares(place, tuple((name, tuple(numbers)) for name, numbers in facts.items())))
+        else:
+            super().note_shares(place, **facts)
 
     def note(self, **facts: int) -> None:
         """Write facts down, and note them."""

@@ -1,14 +1,14 @@
 """How ranks on a virtual clock spend their steps, and by how much their speed differs from step to step."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ttlaunch.runtime.comm.virtual_clock import Spent, VirtualClock
 from ttlaunch.runtime.comm.virtual_fates import Fates
-from ttlaunch.runtime.comm.virtual_world import VirtualWorld
+from ttlaunch.runtime.comm.virtual_world import NotAlikeError
 from ttlaunch.runtime.telemetry.memory import TensorOwners
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
@@ -31,6 +31,27 @@ class Jitter:
         return 1.0 + self.part * (2.0 * drawn - 1.0)
 
 
+class _EqualShares(TrafficCounter):
+    """Counts for a rank that stands for others, and ends it as soon as it is known that they are not alike."""
+
+    def note_shares(self, place: int, /, **facts: Sequence[int]) -> None:
+        """Note numbers of shares.
+
+        Raises:
+            NotAlikeError: They differ.
+        """
+        super().note_shares(place, **facts)
+        if any(len(set(numbers)) > 1 for numbers in facts.values()):
+            raise NotAlikeError("ranks own shares of unequal size")
+
+
+class KnowsSteps(Protocol):
+    """Where ranks live, which knows what of their traffic is within steps."""
+
+    def enter_step(self, rank: Rank, *, is_step: bool) -> None:
+        """Note whether what a rank sends from now on belongs to a step."""
+
+
 class TimedSteps:
     """How one rank spends its steps; stands where a rank that is profiled has its profiler."""
 
@@ -42,15 +63,27 @@ class TimedSteps:
         warm_up: int,
         *,
         clock: VirtualClock,
-        virtual: VirtualWorld,
+        virtual: KnowsSteps,
         facts: Mapping[str, int],
         fates: Fates,
         jitter: Jitter,
+        stops_at_shares: bool = False,
     ) -> None:
+        """Begin before the first step.
+
+        Args:
+            rank: The rank.
+            warm_up: So many steps do not count.
+            clock, virtual: Where the rank lives.
+            facts: Its numbers for the formula of its traffic.
+            fates: What happens to it.
+            jitter: By how much its speed differs.
+            stops_at_shares: Whether it stands for others, which it cannot if it notes shares of unequal size.
+        """
         self._warm_up = warm_up
         self.owners = TensorOwners()
         self.end = "waits"
-        self.traffic = TrafficCounter(profile=self)
+        self.traffic = _EqualShares(profile=self) if stops_at_shares else TrafficCounter(profile=self)
         self.traffic.note(**facts)
         self._rank, self._clock, self._world = rank, clock, virtual
         self._fates, self._jitter = fates, jitter

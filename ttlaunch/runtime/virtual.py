@@ -13,8 +13,9 @@ import math
 import os
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,7 @@ from ttlaunch.runtime.alike import (
     spans,
     with_witnesses,
 )
+from ttlaunch.runtime.comm.class_world import ClassWorld
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.programs import Program
 from ttlaunch.runtime.comm.protocol import Communicator
@@ -46,18 +48,19 @@ from ttlaunch.runtime.comm.turns import Script
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_fates import Deed, FateOrder, Fates, RankEndedError
 from ttlaunch.runtime.comm.virtual_world import Classes, NotAlikeError, VirtualOutcome, VirtualWorld
-from ttlaunch.runtime.context import RankContext, build_data
+from ttlaunch.runtime.context import build_data
 from ttlaunch.runtime.data.batches import micro_batches
-from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import read_checked_corpus, read_config
 from ttlaunch.runtime.hollow import Found, Hollow, has_values
 from ttlaunch.runtime.parallel.gradients.bucket_tuning import UNMEASURED
 from ttlaunch.runtime.same_code import ranks_of_code, repeat_virtually, write_program
-from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error
+from ttlaunch.runtime.share_code import programs_of_shares, run_programs
+from ttlaunch.runtime.telemetry.records import print_error
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.timed_steps import Jitter, TimedSteps
 from ttlaunch.runtime.training.passes import differentiate
 from ttlaunch.runtime.training.rank_model import build_model
+from ttlaunch.runtime.virtual_context import virtual_context
 from ttlaunch.runtime.work import Work, spending
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
@@ -173,10 +176,17 @@ def _run_folded(play: "_Play") -> dict[str, Any]:
     roles = play.world.roles
     first = first_classes(roles, _differences(play))
     try:
-        return play.run(first) | {"not_folded": None}
+        return play.run(first, stops_at_shares=not play.faults) | {"not_folded": None}
     except NotAlikeError as error:
-        reason = error.reason
-        finer = divided(first, error.classes, play.seen)
+        failed = error
+    if play.has_shares and not play.faults:
+        with suppress(NotAlikeError):
+            return play.run_shares() | {"not_folded": None}
+        try:  # now to where messages show who is not alike
+            return play.run(first) | {"not_folded": None}
+        except NotAlikeError as error:
+            failed = error
+    reason, finer = failed.reason, divided(first, failed.classes, play.seen)
     rows = periods(roles, play.seen)
     if not exchange_within_roles(roles, play.seen):
         # Ranks that only a server serves differ more and more, the more often they are divided.
@@ -248,6 +258,7 @@ class _Play:
 
     Attributes:
         seen: What representatives have seen of other ranks when they were last run; see `VirtualOutcome`.
+        has_shares: Whether some of them had shares of unequal size.
     """
 
     world: World
@@ -262,27 +273,30 @@ class _Play:
     warm_up: int
     known: dict[Hashable, Found] = field(default_factory=dict)
     seen: Mapping[tuple[Rank, Rank], int] = field(default_factory=dict)
+    has_shares: bool = False
 
-    def run(self, classes: Classes, same_code: Sequence[Sequence[Rank]] = ()) -> dict[str, Any]:
+    def run(
+        self, classes: Classes, same_code: Sequence[Sequence[Rank]] = (), *, stops_at_shares: bool = False
+    ) -> dict[str, Any]:
         """Run the first rank of each class, and the last one as a witness, which must get the same times.
 
         Args:
             classes: The classes.
             same_code: Groups of ranks, each a class of its own, that repeat one program.
+            stops_at_shares: Whether to refuse at once if a rank notes shares of unequal size.
 
         Raises:
             NotAlikeError: Ranks of a class, or of a group, do not do the same.
         """
-        divided_ones = with_witnesses(classes)
-        first = [ranks[0] for ranks in divided_ones]
+        parts = with_witnesses(classes)
+        first = [ranks[0] for ranks in parts]
         clock = VirtualClock(first, slowness=self.slowness)
         fates = Fates(self.faults, first, clock)
-        virtual = VirtualWorld(
-            self.world.roles, clock, self.link, classes=divided_ones, carries=self._carries, fates=fates
-        )
+        virtual = VirtualWorld(self.world.roles, clock, self.link, classes=parts, carries=self._carries, fates=fates)
         self.seen = virtual.seen
         programs = self._programs(same_code)
-        timed = {rank: self._timed_steps(rank, clock=clock, virtual=virtual, fates=fates) for rank in first}
+        known = {"clock": clock, "virtual": virtual, "fates": fates, "stops_at_shares": stops_at_shares}
+        timed = {rank: self._timed_steps(rank, **known) for rank in first}
         scripts = {
             rank: _repeating(program, rank, virtual=virtual, timed=timed[rank]) for rank, program in programs.items()
         }
@@ -292,6 +306,7 @@ class _Play:
         finally:
             for program in programs.values():
                 program.close()
+            self.has_shares = any(one.traffic.has_shares for one in timed.values())
         if same_code or len(first) < self.world.size:
             _refuse_mistakes(outcome)
         times = _checked(classes, timed)
@@ -300,14 +315,43 @@ class _Play:
             "edges": edges_of(outcome, classes),
             "repeats": spans(sorted(programs)) if programs else [],
             "findings": [finding.message for finding in outcome.findings],
-            "made": [{**vars(one), "ranks": _members(one.ranks, divided_ones)} for one in fates.made],
+            "made": [{**vars(one), "ranks": _members(one.ranks, parts)} for one in fates.made],
             "errors": _errors(outcome, clock, folder=self.world.recipe_folder),
         }
 
+    def run_shares(self) -> dict[str, Any]:
+        """Run one rank of each class of ranks with equal shares, by what the code of a few of them does.
+
+        Raises:
+            NotAlikeError: The code of the others does not follow from that.
+        """
+        ranks = (Rank(rank) for rank in range(self.world.size))
+        blocks = _blocks(self.cfg, self.corpus, self.world.roles)
+        classes, programs = programs_of_shares(
+            self.world.roles,
+            blocks,
+            {rank: (self.slowness.get(rank), self.link.slowness.get(rank)) for rank in ranks},
+            live=self._run_role,
+            carries=self._carries,
+            flops_per_s=self.flops_per_s,
+            known=self.known,
+        )
+        first = [members[0] for members in classes]
+        clock = VirtualClock(first, slowness=self.slowness)
+        fates, virtual = Fates((), first, clock), ClassWorld(classes, clock, self.link)
+        timed = {rank: self._timed_steps(rank, clock=clock, virtual=virtual, fates=fates) for rank in first}
+        run_programs(programs, virtual, timed)
+        times = [{"members": spans(members), **timed[members[0]].as_json()} for members in classes]
+        nothing: dict[str, Any] = {name: [] for name in ("repeats", "findings", "made", "errors")}
+        return {"classes": times, "edges": programs.edges(), **nothing}
+
     def _carries(self, tensor: Tensor) -> bool:
         """Whether the values of a message matter; bytes without compression are numbers that have none, and may be as large as a gradient."""
-        if not has_values(tensor) or tensor.dtype is not torch.uint8:
-            return has_values(tensor)
+        return has_values(tensor) and (tensor.dtype is not torch.uint8 or self._packs)
+
+    @cached_property
+    def _packs(self) -> bool:
+        """Whether bytes may be packed numbers whose values matter."""
         compression = getattr(self.cfg, "compression_config", None)
         return compression is None or compression.kind != "none"
 
@@ -321,12 +365,10 @@ class _Play:
             found |= dict.fromkeys(ranks, program)
         return found
 
-    def _timed_steps(self, rank: Rank, *, clock: VirtualClock, virtual: VirtualWorld, fates: Fates) -> TimedSteps:
+    def _timed_steps(self, rank: Rank, **known: Any) -> TimedSteps:
         training = self.cfg.training_config if isinstance(self.cfg, TrainingFile) else None
         facts = {} if training is None else {"micro_batches": training.micro_batches}
-        return TimedSteps(
-            rank, self.warm_up, clock=clock, virtual=virtual, facts=facts, fates=fates, jitter=self.jitter
-        )
+        return TimedSteps(rank, self.warm_up, facts=facts, jitter=self.jitter, **known)
 
     def _live(self, rank: Rank, virtual: VirtualWorld, timed: TimedSteps) -> None:
         """Run the role of a rank to its end, or until the rank is ended."""
@@ -339,7 +381,7 @@ class _Play:
             timed.end = "ended"
 
     def _run_role(self, rank: Rank, communicator: Communicator, traffic: TrafficCounter) -> None:
-        ctx = _context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=traffic)
+        ctx = virtual_context(self.world, rank, communicator, cfg=self.cfg, corpus=self.corpus, traffic=traffic)
         getattr(self.trainer, self.world.roles[rank])(self.cfg, ctx)
 
 
@@ -419,27 +461,6 @@ def _blocks(cfg: ConfigFile, corpus: Corpus | None, roles: Sequence[str], *, per
     return [found[role][min(place // period, len(found[role]) - 1)] for role, place in zip(roles, places, strict=True)]
 
 
-def _context(
-    world: World,
-    rank: Rank,
-    communicator: Communicator,
-    *,
-    cfg: ConfigFile,
-    corpus: Corpus | None,
-    traffic: TrafficCounter | None = None,
-) -> RankContext:
-    return _VirtualContext(
-        world=world,
-        rank=rank,
-        communicator=communicator,
-        records=_NoRecords(),
-        device=torch.device("cpu"),
-        corpus=corpus,
-        early_stop=make_early_stop(cfg, None),
-        traffic=traffic,
-    )
-
-
 def _shortened(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return the configuration with few steps."""
     shortened = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
@@ -465,33 +486,13 @@ def _flops_of_micro_batch(cfg: ConfigFile, world: World, corpus: Corpus | None) 
     if not isinstance(cfg, TrainingFile):
         raise ValueError("`--compute-ms` was given, and this recipe has no model with micro-batches")  # noqa: TRY004
     alone = InProcessWorld(world.roles, carries=has_values)
-    ctx, work = _context(world, Rank(0), alone.communicator(Rank(0)), cfg=cfg, corpus=corpus), Work()
+    ctx, work = virtual_context(world, Rank(0), alone.communicator(Rank(0)), cfg=cfg, corpus=corpus), Work()
     with Hollow():
         model = build_model(cfg, ctx)
         _, x_BT, y_BT = next(iter(micro_batches(cfg, ctx, 1)))
     with Hollow(spend=work.add):
         differentiate(model, x_BT, y_BT, masks=model.masks(1, 0))
     return work.flops
-
-
-class _VirtualContext(RankContext):
-    """A rank without values: there is nothing to compare or to keep."""
-
-    def report_parameters(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Report nothing."""
-
-
-class _NoRecords(ProgressWriter):
-    """Writes nothing: nobody follows ranks that end within seconds, and thousands of files would be many."""
-
-    def __init__(self) -> None:
-        """Open no file."""
-
-    def write(self, kind: str, **values: object) -> None:
-        """Write nothing."""
-
-    def close(self) -> None:
-        """Close nothing."""
 
 
 if __name__ == "__main__":

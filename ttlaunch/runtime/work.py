@@ -46,11 +46,25 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, out:
     return Work() if count is None else Work(int(count(*args, **kwargs, out_val=out)))
 
 
-def spending(compute: Callable[[float], object], *, flops_per_s: float) -> Callable[..., object]:
-    """Return what `Hollow` calls for each operation: it charges the time that the operation takes."""
+def spending(
+    compute: Callable[[float], object],
+    *,
+    flops_per_s: float,
+    update: Callable[[int], object] | None = None,
+) -> Callable[..., object]:
+    """Return what `Hollow` calls for each operation: it charges the time that the operation takes.
+
+    Args:
+        compute: Charges seconds.
+        flops_per_s: How many floating-point operations a second has.
+        update: Charges an update of so many values; None: `compute` does.
+    """
 
     def spend(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, out: Any) -> None:
         work = work_of(func, args, kwargs, out=out)
+        if update is not None and work.updated:
+            update(work.updated)
+            return
         seconds = work.flops / flops_per_s + work.updated * UPDATE_S
         if seconds:
             compute(seconds)

@@ -77,6 +77,11 @@ class FlowTable:
 
     def share(self, now_s: float) -> tuple[float, list[Flow]]:
         """Give all flows their rates, as `FairNetwork.share` does."""
+        next_s, rows = self.share_rows(now_s)
+        return next_s, [flow for row in rows if (flow := self._rows[row]) is not None]
+
+    def share_rows(self, now_s: float) -> "tuple[float, np.ndarray[tuple[int], np.dtype[np.intp]]]":
+        """Give all flows their rates, and return when the next ones have passed, and their rows; none without any."""
         used = len(self._rows)
         rates, rate, left = self._rates(), self._rate[:used], self._left[:used]
         since_s, passes_s = self._since_s[:used], self._passes_s[:used]
@@ -85,8 +90,8 @@ class FlowTable:
             left[rows] = np.maximum(0.0, left[rows] - rate[rows] * (now_s - since_s[rows]))
             rate[rows], since_s[rows] = rates[rows], now_s
             passes_s[rows] = now_s + left[rows] / rates[rows]
-        next_s = float(passes_s.min())
-        return next_s, [flow for row in np.flatnonzero(passes_s == next_s) if (flow := self._rows[row]) is not None]
+        next_s = float(passes_s.min(initial=math.inf))
+        return next_s, np.flatnonzero((passes_s == next_s) & self._is_alive[:used])
 
     def _rates(self) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
         """Return the max-min fair rate of each row, as `fair_rates` finds it."""

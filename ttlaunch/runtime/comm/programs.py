@@ -35,7 +35,7 @@ class Compute:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would take longer than all else of an entry, of which there may be a million
 class Post:
     """Begin a transfer.
 
@@ -43,6 +43,7 @@ class Post:
         form: The message's type and shape.
         values: What is sent, if values matter.
         has_values: Whether they do.
+        operation: What the message is for, and which part of that, where the author's code says so.
     """
 
     peer: Rank
@@ -51,9 +52,10 @@ class Post:
     form: Form
     values: Tensor | None
     has_values: bool
+    operation: tuple[str, int | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """Wait for a transfer, by its place among all that were begun."""
 
@@ -80,13 +82,32 @@ class End:
     """Return."""
 
 
-Deed = Compute | Post | Wait | Step | Note | End
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Update so many values: an update of a share, which takes each rank another time."""
+
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Note numbers of the shares of all ranks of a role, of which the rank at a place has one; see `TrafficCounter.note_shares`."""
+
+    place: int
+    facts: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+Deed = Compute | Post | Wait | Step | Note | Update | Shares | End
 
 
 class Author:
     """Runs the code of one rank in a thread of its own, and writes down what it does; stands where a rank has its world.
 
     The thread runs only while somebody waits for its next deed, so one thread runs at any time.
+
+    Attributes:
+        deeds: What the code has done so far.
+        operation: Returns what a message is for that the code begins now; whoever runs the code may set it.
     """
 
     def __init__(self, rank: Rank, live: Callable[["Author"], None], *, carries: Callable[[Tensor], bool]) -> None:
@@ -98,8 +119,10 @@ class Author:
             carries: Whether the values of a tensor matter.
         """
         self.rank, self._carries = rank, carries
+        self.operation: Callable[[], tuple[str, int | None] | None] = lambda: None
         self.deeds: list[Deed] = []
-        self._tensors: list[Tensor] = []  # those of all transfers
+        self._count = 0  # of transfers
+        self._tensors: dict[int, Tensor] = {}  # those of receives whose values matter, and are not there
         self._known = set[int]()  # the receives whose values are there
         self._error: BaseException | None = None
         self._has_begun = self._is_over = False
@@ -130,10 +153,29 @@ class Author:
                 raise self._error if isinstance(self._error, NotAlikeError) else NotAlikeError(_reason(self._error))
         return self.deeds[place]
 
+    def go_on(self) -> int | None:
+        """Run the code to its end, or to where it waits for values; these have to be handed over before it can go on.
+
+        Returns:
+            The number of the transfer that it waits for; None at its end.
+
+        Raises:
+            NotAlikeError: The code has failed, or what it does depends on the time.
+        """
+        self.deed(len(self.deeds))
+        newest = self.deeds[-1]
+        return newest.number if isinstance(newest, Wait) else None
+
+    def expected(self, number: int) -> Tensor:
+        """Return the tensor of a transfer that the code waits for; only its shape may be read."""
+        return self._tensors[number]
+
     def receive(self, number: int, values: Tensor) -> None:
         """Hand over the values of a message for which the code waits."""
-        with _disable_current_modes():
-            self._tensors[number].copy_(values)
+        tensor = self._tensors.pop(number, None)
+        if tensor is not None:
+            with _disable_current_modes():
+                tensor.copy_(values)
         self._known.add(number)
 
     def close(self) -> None:
@@ -160,13 +202,17 @@ class Author:
     def post(self, tensor: Tensor, *, rank: Rank, peer: Rank, tag: int, is_send: bool) -> "Written":
         """Write down that a transfer begins."""
         del rank
-        has_values = self._carries(tensor)
-        with _disable_current_modes():
-            own = tensor.detach()
-            values = own.clone() if is_send and has_values else None
-        self.deeds.append(Post(peer, tag, is_send, Form.of(own), values, has_values))
-        self._tensors.append(own)
-        return Written(self, len(self._tensors) - 1, needs_values=has_values and not is_send)
+        has_values, number, values = self._carries(tensor), self._count, None
+        if has_values:  # most messages have none, and leaving the modes takes longer than all else here
+            with _disable_current_modes():
+                own = tensor.detach()
+                if is_send:
+                    values = own.clone()
+                else:
+                    self._tensors[number] = own
+        self.deeds.append(Post(peer, tag, is_send, Form.of(tensor), values, has_values, self.operation()))
+        self._count += 1
+        return Written(self, number, needs_values=has_values and not is_send)
 
     def wait_any(self, transfers: Sequence["Written"], *, timeout_s: float | None) -> int | None:
         """Refuse code that asks what has arrived."""
@@ -306,6 +352,8 @@ class Program:
     def _shared(self, place: int) -> Compute | Shared:
         """Read off what all ranks do from what the first and the last one do, and check it with the middle one."""
         first, middle, last = (author.deed(place) for author in self._authors)
+        if isinstance(first, Update | Shares):
+            self._refuse(place)
         if not isinstance(first, Post):
             return first if first == last == middle else self._refuse(place)
         if not isinstance(last, Post) or not isinstance(middle, Post):

@@ -161,21 +161,21 @@ class VirtualClock:
         happens(when_s)
         return True
 
-    def begin_message(self, rank: Rank, at_s: float) -> None:
-        """Note that messages from or to a rank are under way from now on."""
+    def begin_message(self, rank: Rank, at_s: float, *, count: int = 1) -> None:
+        """Note that messages from or to a rank are under way from now on, so many groups of them."""
         own = self._own[rank]
-        own.under_way += 1
-        if own.under_way > 1:
+        own.under_way += count
+        if own.under_way > count:
             return
         if own.busy and own.busy[-1][1] == at_s:
             own.busy[-1][1] = float("inf")
         else:
             own.busy.append([at_s, float("inf")])
 
-    def end_message(self, rank: Rank, at_s: float) -> None:
-        """Note that messages of one `begin_message` are no longer under way."""
+    def end_message(self, rank: Rank, at_s: float, *, count: int = 1) -> None:
+        """Note that so many groups of messages are no longer under way."""
         own = self._own[rank]
-        own.under_way -= 1
+        own.under_way -= count
         if not own.under_way:
             own.busy[-1][1] = at_s
 

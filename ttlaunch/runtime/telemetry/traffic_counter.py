@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -84,6 +84,7 @@ class TrafficCounter:
         sent_bytes: All that this rank has sent.
         sent_to: The same, by rank.
         facts_now: Returns further facts whenever a line is written; for a rank that counts no steps.
+        has_shares: Whether the rank has a share of its own size of something; see `note_shares`.
         waited_ns: All the time, in nanoseconds, in which it could only wait for messages.
         is_waiting: Whether it waits for a message now.
     """
@@ -101,7 +102,7 @@ class TrafficCounter:
         self.sent_bytes = self.waited_ns = 0
         self.sent_to: dict[int, int] = defaultdict(int)
         self.facts_now: Callable[[], Mapping[str, int]] = dict
-        self.is_waiting = False
+        self.is_waiting = self.has_shares = False
         self.phase = self._rest = START
         self.label: tuple[str, int | None] | None = None
         self.trace = trace
@@ -134,6 +135,18 @@ class TrafficCounter:
         """Note a number of this rank for the formula of its traffic; values that several parts of a model note under one name add up."""
         for name, value in facts.items():
             self._facts[name] = self._facts.get(name, 0) + value
+
+    def note_shares(self, place: int, /, **facts: Sequence[int]) -> None:
+        """Note numbers of the share that this rank has of something, out of those of all ranks that share it.
+
+        A simulation of many ranks runs the code of a few. It reads here what the others have, such as how many values each updates.
+
+        Args:
+            place: This rank's place among the ranks of its role, all of which share it.
+            **facts: By name, the number of each of these ranks, in order.
+        """
+        self.has_shares = True
+        self.note(**{name: numbers[place] for name, numbers in facts.items()})
 
     @property
     def facts(self) -> dict[str, int]:

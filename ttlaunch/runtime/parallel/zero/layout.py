@@ -14,7 +14,7 @@ Shapes: N = values of the flat vector of the whole model.
 
 import itertools
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -116,7 +116,9 @@ class ShardLayout:
     def fragments(self, values: range) -> list[Fragment]:
         """Return the parameters, or rows of them, that lie in a range of values."""
         found = []
-        for place, name in enumerate(self._names):
+        # The last parameter that begins at the first value or before it, and those up to the end: with thousands of ranks, all ask for all.
+        for place in range(max(0, bisect_right(self.starts, values.start) - 1), bisect_left(self.starts, values.stop)):
+            name = self._names[place]
             start, shape = self.starts[place], self.shapes[name]
             part = range(max(start, values.start), min(start + math.prod(shape), values.stop))
             if part:

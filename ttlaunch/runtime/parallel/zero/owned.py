@@ -89,6 +89,31 @@ class OwnedParameters:
         again, _ = self.layout.use_again(self.layout.layers[-1], self.layout.layers[-1].shards[self.place])
         return len(again)
 
+    def shares(self) -> dict[str, list[int]]:
+        """Count the values of each rank's shards, with those of a second use, for the formula of the traffic; and those that it updates.
+
+        Cost: about 10 µs for each rank and layer.
+        """
+        layers, places = self.layout.layers, range(len(self.layout.layers[0].shards))
+        updated = [self._count_updated(place) for place in places]
+        return {
+            "owned_values": [sum(len(one.shards[place]) for one in layers) for place in places],
+            "values_of_backward": [sum(len(one.shards[place]) for one in layers[:-2]) for place in places],
+            "values_of_second_use": [
+                len(self.layout.use_again(layers[-1], layers[-1].shards[place])[0]) for place in places
+            ],
+            "updated_in_matrices": [in_matrices for in_matrices, _ in updated],
+            "updated_elsewhere": [elsewhere for _, elsewhere in updated],
+        }
+
+    def _count_updated(self, place: int) -> tuple[int, int]:
+        """Count the values that a rank updates, as its optimizer divides them: those of matrices, and all others."""
+        found = [0, 0]
+        for layer in self.layout.layers:
+            for fragment in _updated(self.layout, layer.shards[place] if self.shares_state else layer.values):
+                found[len(fragment.shape) == 1] += len(fragment.part.values)
+        return found[0], found[1]
+
     def squared_norms(self) -> "list[SquaredNorms]":
         """Return, for each layer, the sums of squares over this rank's shard; at stage 0 over the whole layer."""
         whole = not self.shares_gradients

@@ -45,7 +45,8 @@ class SharedNorms:
         self._buffers = [torch.zeros(len(nodes), dtype=torch.float64) for nodes in self._nodes]
         self._squares: dict[str, float] = {}
         if (counter := ledger if traffic is None else traffic) is not None:
-            counter.note(norm_nodes=len(own_nodes))
+            places = self._nodes if self._is_shared else [own_nodes] * len(among)
+            counter.note_shares(owned.place, norm_nodes=[len(nodes) for nodes in places])
 
     def squares(self) -> dict[str, float]:
         """Return the squared norm of each parameter's gradient by name, in the model's order, without the loss scale.
