@@ -215,7 +215,7 @@ class TimedRank:
     """The steps of a rank in turns.
 
     Attributes:
-        steps: The seconds of each step that counts, in the first, the third … turn, and in the others.
+        steps: The seconds of every second step that counts, and of the others: what disturbs the machine for longer than a step meets both.
         phases: By phase, the median of its seconds in steps that no turn cuts.
     """
 
@@ -247,9 +247,8 @@ def steps_in_turns(
         if not turns or begin < turns[0][0] or end > turns[-1][1]:
             continue
         inside = [max(0.0, min(end, ended) - max(begin, began)) for began, ended in turns]
-        last = max(place for place, (began, _) in enumerate(turns) if began <= end)
-        into = whole if inside[last] >= took - _CLOCK_S else cut
-        into.seconds[last % 2].append(sum(inside))
+        into = whole if max(inside) >= took - _CLOCK_S else cut
+        into.seconds[len(into.steps) % 2].append(sum(inside))
         into.steps.append(step)
     phases = {
         name: statistics.median(found.get(step, 0) / 1e6 for step in whole.steps)

@@ -22,11 +22,11 @@ def timed(steps, *, first=1 + turns._WARM_UP):
 def test_a_step_counts_without_the_time_between_two_turns():
     found = timed([(100.8, 102.1)])
 
-    assert ([], [pytest.approx(0.3)]) == found.steps
+    assert ([pytest.approx(0.3)], []) == found.steps
     assert {} == found.phases  # of a step that is cut, nobody knows which phase was
 
 
-def test_steps_that_end_in_every_second_turn_are_one_half():
+def test_every_second_step_is_in_one_half():
     found = timed([(100.1, 100.3), (102.2, 102.6), (104.1, 104.2), (106.0, 106.5)])
 
     assert ([pytest.approx(0.2), pytest.approx(0.1)], [pytest.approx(0.4), pytest.approx(0.5)]) == found.steps
