@@ -57,7 +57,7 @@ def _link(found: TimePrediction) -> list[str]:
         return []
     measured = ", ".join(f"{render_size(one.size)} {one.median_s * 1e6:,.0f} µs" for one in link.samples)
     return [
-        f"    a message costs two cores {link.latency_s * 1e6:.0f} µs and 1 s for each {render_size(int(link.bytes_per_s))} (measured: {measured})"
+        f"    a message costs two cores {link.latency_s * 1e6:.0f} µs, {link.again_s * 1e6:.0f} right after another, and 1 s for each {render_size(int(link.bytes_per_s))} (measured: {measured})"
     ]
 
 

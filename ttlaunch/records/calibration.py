@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ttlaunch.records.parser import Amount, Count, Flag, Size, Text, Word, record
 
-KEPT_FORMAT = 1
+KEPT_FORMAT = 2
 
 
 def rehearsal_file(copy: int) -> str:
@@ -17,7 +17,12 @@ def rehearsal_file(copy: int) -> str:
 
 @record
 class LinkSample:
-    """What a message of one size took: the median of its repeats, and the times that a tenth and nine tenths of them do not exceed."""
+    """What a message of one size took of the cores of its two ranks.
+
+    Attributes:
+        median_s: The median of its repeats, each after something else was computed.
+        low_s, high_s: What a tenth and nine tenths of them do not exceed.
+    """
 
     size: Size
     repeats: Count
@@ -28,9 +33,14 @@ class LinkSample:
 
 @record
 class MeasuredLink:
-    """What messages between two ranks cost: `latency_s` and a part for each byte, and the samples that these two were fitted to."""
+    """What messages between two ranks cost their cores: `latency_s` and a part for each byte, and the samples that these two were fitted to.
+
+    Attributes:
+        again_s: In place of `latency_s` for a message that begins right after another one.
+    """
 
     latency_s: Amount
+    again_s: Amount
     bytes_per_s: Amount
     samples: tuple[LinkSample, ...]
 

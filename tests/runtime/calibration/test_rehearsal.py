@@ -7,10 +7,9 @@ import pytest
 from tests.runtime.test_predict import tiny_world
 from ttlaunch.app import calibrate
 from ttlaunch.runtime.calibration import rehearsal
-from ttlaunch.runtime.calibration.rehearsal import rehearse
-from ttlaunch.runtime.comm.virtual_clock import Link
+from ttlaunch.runtime.calibration.rehearsal import MessageCosts, rehearse
 
-FREE = Link(0.0, 1e12)
+FREE = MessageCosts(0.0, 0.0, 1e12)
 
 
 def rehearsed(tmp_path, name, roles, *, link=FREE, steps=9, copy=0, copies=1, **changed):
@@ -39,7 +38,7 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path):
 
 
 def test_the_time_of_messages_is_that_of_the_link(tmp_path):
-    ranks = rehearsed(tmp_path, "data_parallel", ["worker"] * 2, link=Link(5.0, 1e12), steps=8)["ranks"]
+    ranks = rehearsed(tmp_path, "data_parallel", ["worker"] * 2, link=MessageCosts(5.0, 5.0, 1e12), steps=8)["ranks"]
 
     assert min(median(one, "exposed_s") for one in ranks) >= 5
     for one in ranks:  # half of it at each end
@@ -47,11 +46,23 @@ def test_the_time_of_messages_is_that_of_the_link(tmp_path):
             assert step["exposed_s"] / 2.5 == pytest.approx(round(step["exposed_s"] / 2.5))
 
 
+def test_a_message_right_after_another_one_costs_less(tmp_path):
+    """Such as when a tensor goes to several ranks: the code that sends it is still in the caches."""
+    first = rehearsed(tmp_path, "zero", ["worker"] * 3, link=MessageCosts(2.0, 0.0, 1e12), steps=8)["ranks"]
+    (tmp_path / "again").mkdir()
+    again = rehearsed(tmp_path / "again", "zero", ["worker"] * 3, link=MessageCosts(0.0, 2.0, 1e12), steps=8)["ranks"]
+
+    for one, other in zip(first, again, strict=True):
+        assert 0 < median(one, "exposed_s") < median(other, "exposed_s")
+
+
 def test_who_receives_a_message_copies_it_and_computes_nothing_meanwhile(tmp_path):
     """The exchange of gradients overlaps with the backward pass, but no core does both at once."""
-    slow = rehearsed(tmp_path, "data_parallel", ["worker"] * 2, link=Link(0.0, 1000.0), steps=8)["ranks"]
+    slow = rehearsed(tmp_path, "data_parallel", ["worker"] * 2, link=MessageCosts(0.0, 0.0, 1000.0), steps=8)["ranks"]
     (tmp_path / "fast").mkdir()
-    fast = rehearsed(tmp_path / "fast", "data_parallel", ["worker"] * 2, link=Link(0.0, 2000.0), steps=8)["ranks"]
+    fast = rehearsed(tmp_path / "fast", "data_parallel", ["worker"] * 2, link=MessageCosts(0.0, 0.0, 2000.0), steps=8)[
+        "ranks"
+    ]
 
     for one, other in zip(slow, fast, strict=True):
         assert median(one, "exposed_s") == pytest.approx(2 * median(other, "exposed_s"))

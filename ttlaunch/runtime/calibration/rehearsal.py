@@ -52,18 +52,35 @@ _DECIDES = 0.2
 _ECHO_S, _ECHOES = 0.3, 10
 """How much longer ago than those of the rank before are the times with which a rank is charged, and after how many ranks they begin anew:
 nothing is older than the rehearsal."""
+_COLD_S = 1e-4
+"""A rank that has computed for so long since its last message has something else in its caches."""
 _AT_ONCE = Link(0.0, 1e12)
 """What messages cost on the virtual clock, where both ends are charged for them."""
 
 
+@dataclass(frozen=True)
+class MessageCosts:
+    """What a message costs the cores of its two ranks.
+
+    Attributes:
+        first_s: One that follows computing, of which each rank has half.
+        again_s: One that follows another one, as when a tensor goes to several ranks.
+        bytes_per_s: What its receiver copies in a second.
+    """
+
+    first_s: float
+    again_s: float
+    bytes_per_s: float
+
+
 def rehearse(
-    world: World, link: Link, *, seconds: float, folder: Path, copy: int = 0, copies: int = 1
+    world: World, costs: MessageCosts, *, seconds: float, folder: Path, copy: int = 0, copies: int = 1
 ) -> dict[str, Any]:
     """Run every role with values until the time is over, and return what each step of each rank has taken; or raise what a role raises.
 
     Args:
         world: The plan.
-        link: What messages between two ranks of this machine cost.
+        costs: What messages between two ranks of this machine cost.
         seconds: The time for steps and what comes before the first one.
         folder: Where the ranks write their records.
         copy: Which copy of the ranks this is, of as many as rehearse at the same time.
@@ -80,7 +97,7 @@ def rehearse(
     timing = _timing(cfg, seconds, end=virtual.end)
     watched = Concurrency(clock, ranks, copy, copies, decides_at=timing.deadline - (1 - _DECIDES) * seconds)
     (records := folder / f"copy-{os.getpid()}").mkdir()
-    timed = {rank: _TimedRank(rank, clock, timing=timing, concurrency=watched, link=link) for rank in ranks}
+    timed = {rank: _TimedRank(rank, clock, timing=timing, concurrency=watched, costs=costs) for rank in ranks}
 
     def live(rank: Rank) -> None:
         (one := timed[rank]).resume()
@@ -152,9 +169,10 @@ class _TimedRank:
     is_active = False
 
     def __init__(
-        self, rank: Rank, clock: VirtualClock, *, timing: _Timing, concurrency: Concurrency, link: Link
+        self, rank: Rank, clock: VirtualClock, *, timing: _Timing, concurrency: Concurrency, costs: MessageCosts
     ) -> None:
-        self._link, self._concurrency = link, concurrency
+        self._costs, self._concurrency = costs, concurrency
+        self._computed_s = 0.0  # since the last message
         self.owners = TensorOwners()
         self.traffic = _TimedTraffic(self)
         self._rank, self._clock, self._timing = rank, clock, timing
@@ -169,6 +187,7 @@ class _TimedRank:
     def settle(self) -> None:
         """Charge the rank for what it has computed since it was last charged."""
         now, elapsed = self._timing.now(), time.perf_counter()
+        self._computed_s += now - self._since
         self._clock.compute(self._rank, self._echo.instead_of(now - self._since))
         self._elapsed_s += elapsed - self._elapsed_since
         self._since, self._elapsed_since = now, elapsed
@@ -179,11 +198,16 @@ class _TimedRank:
 
     def has_sent(self) -> None:
         """Charge the rank for a message that it has begun to send."""
-        self._clock.carry(self._rank, self._link.latency_s / 2)
+        self._clock.carry(self._rank, self._cost_s() / 2)
 
     def has_received(self, tensor: Tensor) -> None:
         """Charge the rank for a message that it has received."""
-        self._clock.carry(self._rank, self._link.latency_s / 2 + tensor.nbytes / self._link.bytes_per_s)
+        self._clock.carry(self._rank, self._cost_s() / 2 + tensor.nbytes / self._costs.bytes_per_s)
+
+    def _cost_s(self) -> float:
+        """Return what a message costs at both ends, if it is at the other one as it is here."""
+        is_cold, self._computed_s = self._computed_s >= _COLD_S, 0.0
+        return self._costs.first_s if is_cold else self._costs.again_s
 
     def enter(self, phase: str) -> None:
         """Leave the present phase, whose time is what the clock shows more than at its beginning, waits included."""

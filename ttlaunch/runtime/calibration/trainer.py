@@ -11,6 +11,7 @@ other down: they share its memory. What a copy measures of each rank is therefor
 import json
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,21 +20,22 @@ from torch import Tensor
 from ttlaunch.records.calibration import LinkSample, MeasuredLink, rehearsal_file
 from ttlaunch.runtime.calibration.fit import fit_link, quantile
 from ttlaunch.runtime.calibration.recipe import Config
-from ttlaunch.runtime.calibration.rehearsal import rehearse
-from ttlaunch.runtime.comm.virtual_clock import Link
+from ttlaunch.runtime.calibration.rehearsal import MessageCosts, rehearse
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.world import Rank, read_world
 
-_SIZES = (1_000, 32_000, 512_000, 8_000_000)
+_SEVERAL = 8
+_MESSAGES = ((1_000, 1), (32_000, 1), (512_000, 1), (8_000_000, 1), (1_000, _SEVERAL))
+"""The bytes of messages, and how many begin one after the other: the last ones say what one costs right after another."""
 _FIELDS = 5  # of a sample
 _FEWEST, _MOST = 5, 200
 _TENSORS, _CACHES = 16, 64_000_000
 """How many tensors are sent in turns, and how many bytes they have at most."""
 _LINK_S = 0.25
 """Time for the messages of each size."""
-_MOST_TESTS = 50
-"""How often a rank computes before it waits for a message all the same."""
-_NO_LINK = Link(0.0, 1e12)
+_MOST_LOOKS = 50
+"""How often a rank looks for a message before it waits for it all the same."""
+_NO_LINK = MessageCosts(0.0, 0.0, 1e12)
 _BLOCKS, _WIDTH, _ROWS = 3, 256, 32
 """Of the layers that ranks compute between two messages: 0.8 MB of weights, and as much of gradients; about a millisecond."""
 
@@ -43,7 +45,7 @@ def copy(cfg: Config, ctx: RankContext) -> None:
     order, link = cfg.calibration_config, None
     if ctx.world_size > 1:
         link = _measure_link(ctx)
-    costs = _NO_LINK if link is None else Link(link.latency_s, link.bytes_per_s)
+    costs = _NO_LINK if link is None else MessageCosts(link.latency_s, link.again_s, link.bytes_per_s)
     world, folder = read_world(Path(order.plan)), Path(order.folder)
     found = rehearse(world, costs, seconds=order.seconds, folder=folder, copy=ctx.rank, copies=ctx.world_size)
     content = {**found, "link": None if link is None else _as_json(link)}
@@ -52,9 +54,9 @@ def copy(cfg: Config, ctx: RankContext) -> None:
 
 def _measure_link(ctx: RankContext) -> MeasuredLink:
     """Exchange messages of each size between ranks 0 and 1, and tell all ranks what one costs."""
-    torch.set_num_threads(1)  # `Layers` takes the time of its thread
-    samples = [_measure(ctx, size) for size in _SIZES] if ctx.rank in {0, 1} else []
-    found = torch.zeros((len(_SIZES), _FIELDS), dtype=torch.float64)
+    torch.set_num_threads(1)  # others would count as if they carried messages
+    samples = [_measure(ctx, size, count=count) for size, count in _MESSAGES] if ctx.rank in {0, 1} else []
+    found = torch.zeros((len(_MESSAGES), _FIELDS), dtype=torch.float64)
     if ctx.rank == 0:
         found = torch.tensor([list(vars(one).values()) for one in samples], dtype=torch.float64)
         for peer in range(1, ctx.world_size):
@@ -62,33 +64,48 @@ def _measure_link(ctx: RankContext) -> MeasuredLink:
     else:
         ctx.recv(found, source=Rank(0))
     rows = found.tolist()
-    known = tuple(
+    *known, several = (
         LinkSample(size=int(size), repeats=int(repeats), median_s=median, low_s=low, high_s=high)
         for size, repeats, median, low, high in rows
     )
     latency_s, bytes_per_s = fit_link([(one.size, one.median_s) for one in known])
-    return MeasuredLink(latency_s=latency_s, bytes_per_s=bytes_per_s, samples=known)
+    again_s = (several.median_s - known[0].median_s) / (_SEVERAL - 1)
+    return MeasuredLink(
+        latency_s=latency_s,
+        again_s=max(0.0, min(latency_s, again_s)),
+        bytes_per_s=bytes_per_s,
+        samples=tuple(known),
+    )
 
 
-def _measure(ctx: RankContext, size: int) -> LinkSample:
+def _measure(ctx: RankContext, size: int, *, count: int) -> LinkSample:
     """Exchange messages until the time for this size is over; rank 0 decides, and says so in the first value.
 
-    It is another tensor each time, and each rank computes something before: neither a message nor the code that sends it is in the
+    They are other tensors each time, and each rank computes something before: neither a message nor the code that sends it is in the
     caches of a core that has just run a layer. Otherwise a small message would cost a part of what it costs in a step.
+
+    Args:
+        ctx: The context of one of two ranks.
+        size: The bytes of a message.
+        count: How many begin one after the other.
+
+    Returns:
+        What all of them took together.
     """
-    count = max(1, min(_TENSORS, _CACHES // size))
-    messages = [(torch.zeros(size // 4), torch.zeros(size // 4)) for _ in range(count)]
+    sets = max(1, min(_TENSORS, _CACHES // size))
+    messages = [[torch.zeros(size // 4) for _ in range(2 * count)] for _ in range(sets)]
     seconds: list[float] = []
     layers = Layers()
     began = time.perf_counter()
     while True:
-        sent, received = messages[len(seconds) % count]
+        sent, received = messages[len(seconds) % sets][:count], messages[len(seconds) % sets][count:]
         is_enough = len(seconds) >= _FEWEST and time.perf_counter() - began > _LINK_S
-        sent[0] = float(ctx.rank == 0 and (is_enough or len(seconds) >= _MOST))
-        seconds.append(exchange(ctx, sent, received, layers=layers))
-        if sent[0] or received[0]:
+        sent[0][0] = float(ctx.rank == 0 and (is_enough or len(seconds) >= _MOST))
+        layers.compute()
+        seconds.append(exchange(ctx, sent, received, between=layers.compute))
+        if sent[0][0] or received[0][0]:
             break
-    new = min(len(messages), len(seconds) - _FEWEST)  # the first message with each tensor sets something up
+    new = min(sets, len(seconds) - _FEWEST)  # the first message with each tensor sets something up
     known = sorted(seconds[max(1, new) :])
     return LinkSample(
         size=size,
@@ -100,11 +117,7 @@ def _measure(ctx: RankContext, size: int) -> LinkSample:
 
 
 class Layers:
-    """Something to compute, as large as the second cache of a core, through the code that a step runs.
-
-    Attributes:
-        computed_s: The processor time of all of it so far.
-    """
+    """Something to compute, as large as the second cache of a core, through the code that a step runs."""
 
     def __init__(self) -> None:
         blocks = [
@@ -112,33 +125,40 @@ class Layers:
         ]
         self._model = torch.nn.Sequential(*(layer for block in blocks for layer in block))
         self._input = torch.ones(_ROWS, _WIDTH)
-        self.computed_s = 0.0
 
     def compute(self) -> None:
         """Compute the layers and their gradients."""
-        began = time.thread_time()
         self._model(self._input).sum().backward()
-        self.computed_s += time.thread_time() - began
 
 
-def exchange(ctx: RankContext, sent: Tensor, received: Tensor, *, layers: Layers) -> float:
-    """Send one message and receive one, and compute until it is there; return the processor time of one message, at both ends.
+def exchange(
+    ctx: RankContext, sent: Sequence[Tensor], received: Sequence[Tensor], *, between: Callable[[], object]
+) -> float:
+    """Send messages and receive as many; return the processor time of those in one direction, at both ends.
 
-    No rank waits for the other, so the time is the same while other programs have the cores. All threads of the process count, except
-    for what the layers take.
+    No rank waits for the other: it does something else until the messages are there, which does not count, and neither does a look that
+    finds nothing. So the time is the same while other programs have the cores. All other threads of the process count.
+
+    Args:
+        ctx: The context of one of two ranks.
+        sent: The messages for the other one.
+        received: Get the messages of the other one.
+        between: What to do until the messages are there.
     """
-    peer = Rank(1 - ctx.rank)
-    layers.compute()
-    began, before_s = time.process_time(), layers.computed_s
-    receiving = ctx.irecv(received, source=peer)
-    sending = ctx.isend(sent, dest=peer)
-    for _ in range(_MOST_TESTS):
-        layers.compute()
-        if receiving.test() and sending.test():
-            break
-    receiving.wait()
-    sending.wait()
-    return time.process_time() - began - (layers.computed_s - before_s)
+    peer, else_s, began = Rank(1 - ctx.rank), 0.0, time.process_time()
+    transfers = [ctx.irecv(one, source=peer) for one in received] + [ctx.isend(one, dest=peer) for one in sent]
+    left = time.thread_time()
+    between()
+    else_s += time.thread_time() - left
+    for transfer in transfers:
+        for _ in range(_MOST_LOOKS):
+            left = time.thread_time()
+            if transfer.test():
+                break
+            between()
+            else_s += time.thread_time() - left
+        transfer.wait()
+    return time.process_time() - began - else_s
 
 
 def _as_json(link: MeasuredLink) -> dict[str, object]:
