@@ -1,7 +1,9 @@
 """What a message costs two ranks that compute between messages (E9)."""
 
 import time
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from ttlaunch.runtime.calibration import trainer
@@ -14,7 +16,7 @@ def test_neither_computing_nor_waiting_is_a_part_of_a_message(monkeypatch):
     world, found, computed = InProcessWorld(["copy"] * 2), {}, {0: 0, 1: 0}
 
     def live(rank):
-        layers = trainer.Layers()
+        layers = trainer.Layers(16)
 
         def compute():
             computed[rank] += 1
@@ -36,7 +38,20 @@ def test_neither_computing_nor_waiting_is_a_part_of_a_message(monkeypatch):
 
 
 def test_layers_are_computed_forward_and_backward():
-    layers = trainer.Layers()
+    layers = trainer.Layers(16)
     layers.compute()
 
     assert all(one.grad is not None for one in layers._model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        ({"transformer_config": {"embedding_dim": 64}}, 64),
+        ({"transformer_config": {"embedding_dim": 4096}}, 256),
+        ({"transformer_config": {"embedding_dim": "wide"}}, 256),
+        ({}, 256),
+    ],
+)
+def test_layers_are_as_wide_as_those_of_the_plan_up_to_a_limit(config, width):
+    assert width == trainer._width_of(SimpleNamespace(config=config))

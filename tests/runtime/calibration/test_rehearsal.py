@@ -3,11 +3,13 @@
 import statistics
 
 import pytest
+import torch
 
 from tests.runtime.test_predict import tiny_world
 from ttlaunch.app import calibrate
 from ttlaunch.runtime.calibration import rehearsal
 from ttlaunch.runtime.calibration.rehearsal import MessageCosts, rehearse
+from ttlaunch.runtime.comm.virtual_clock import VirtualClock
 
 FREE = MessageCosts(0.0, 0.0, 1e12)
 
@@ -54,6 +56,21 @@ def test_a_message_right_after_another_one_costs_less(tmp_path):
 
     for one, other in zip(first, again, strict=True):
         assert 0 < median(one, "exposed_s") < median(other, "exposed_s")
+
+
+def test_a_rank_that_has_waited_for_a_message_receives_it_at_the_lower_price():
+    """It has looked for it again and again, so the code that takes it is in its caches."""
+    clock = VirtualClock((0,))
+    timing = rehearsal._Timing(lambda: 0.0, 0.0, 0.0, lambda: None)
+    rank = rehearsal._TimedRank(0, clock, timing=timing, concurrency=None, costs=MessageCosts(2.0, 0.5, 1e12))
+
+    for waited_s, cost_s in ((0.0, 1.0), (3.0, 0.25)):
+        rank._since, rank._computed_s = 0.0, 1.0
+        rank.begin_wait()
+        clock.carry(0, waited_s)
+        before_s = clock.now_s(0)
+        rank.has_received(torch.zeros(0))
+        assert cost_s == clock.now_s(0) - before_s
 
 
 def test_who_receives_a_message_copies_it_and_computes_nothing_meanwhile(tmp_path):

@@ -173,6 +173,7 @@ class _TimedRank:
     ) -> None:
         self._costs, self._concurrency = costs, concurrency
         self._computed_s = 0.0  # since the last message
+        self._waits_since_s = 0.0
         self.owners = TensorOwners()
         self.traffic = _TimedTraffic(self)
         self._rank, self._clock, self._timing = rank, clock, timing
@@ -200,8 +201,15 @@ class _TimedRank:
         """Charge the rank for a message that it has begun to send."""
         self._clock.carry(self._rank, self._cost_s() / 2)
 
+    def begin_wait(self) -> None:
+        """Charge the rank for what it has computed; it now waits for a message."""
+        self.settle()
+        self._waits_since_s = self._clock.now_s(self._rank)
+
     def has_received(self, tensor: Tensor) -> None:
-        """Charge the rank for a message that it has received."""
+        """Charge the rank for a message that it has received; while it waited, it has looked for it again and again."""
+        if self._clock.now_s(self._rank) - self._waits_since_s >= _COLD_S:
+            self._computed_s = 0.0
         self._clock.carry(self._rank, self._cost_s() / 2 + tensor.nbytes / self._costs.bytes_per_s)
 
     def _cost_s(self) -> float:
@@ -325,7 +333,7 @@ class _TimedPending:
         self._received = received
 
     def wait(self) -> None:
-        self._timed.settle()
+        self._timed.begin_wait()
         self.pending.wait()
         received, self._received = self._received, None
         if received is not None:
@@ -351,7 +359,7 @@ class _TimedCommunicator:
         self._timed.resume()
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
-        self._timed.settle()
+        self._timed.begin_wait()
         self._communicator.recv(tensor, source=source, tag=tag)
         self._timed.has_received(tensor)
         self._timed.resume()

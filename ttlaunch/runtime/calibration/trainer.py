@@ -22,7 +22,7 @@ from ttlaunch.runtime.calibration.fit import fit_link, quantile
 from ttlaunch.runtime.calibration.recipe import Config
 from ttlaunch.runtime.calibration.rehearsal import MessageCosts, rehearse
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.world import Rank, read_world
+from ttlaunch.runtime.world import Rank, World, read_world
 
 _SEVERAL = 8
 _MESSAGES = ((1_000, 1), (32_000, 1), (512_000, 1), (8_000_000, 1), (1_000, _SEVERAL))
@@ -36,26 +36,33 @@ _LINK_S = 0.25
 _MOST_LOOKS = 50
 """How often a rank looks for a message before it waits for it all the same."""
 _NO_LINK = MessageCosts(0.0, 0.0, 1e12)
-_BLOCKS, _WIDTH, _ROWS = 3, 256, 32
-"""Of the layers that ranks compute between two messages: 0.8 MB of weights, and as much of gradients; about a millisecond."""
+_BLOCKS, _WIDEST, _ROWS = 3, 256, 32
+"""Of the layers that ranks compute between two messages: at most 0.8 MB of weights, and as much of gradients; about a millisecond."""
 
 
 def copy(cfg: Config, ctx: RankContext) -> None:
     """Measure messages with the next copy if there is one, and rehearse."""
     order, link = cfg.calibration_config, None
-    if ctx.world_size > 1:
-        link = _measure_link(ctx)
-    costs = _NO_LINK if link is None else MessageCosts(link.latency_s, link.again_s, link.bytes_per_s)
     world, folder = read_world(Path(order.plan)), Path(order.folder)
+    if ctx.world_size > 1:
+        link = _measure_link(ctx, width=_width_of(world))
+    costs = _NO_LINK if link is None else MessageCosts(link.latency_s, link.again_s, link.bytes_per_s)
     found = rehearse(world, costs, seconds=order.seconds, folder=folder, copy=ctx.rank, copies=ctx.world_size)
     content = {**found, "link": None if link is None else _as_json(link)}
     (folder / rehearsal_file(ctx.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _measure_link(ctx: RankContext) -> MeasuredLink:
+def _width_of(world: World) -> int:
+    """Return how wide the layers are that ranks compute between messages: as those of the plan, the less of which the caches hold."""
+    width = world.config.get("transformer_config", {}).get("embedding_dim")
+    return min(width, _WIDEST) if isinstance(width, int) and width > 0 else _WIDEST
+
+
+def _measure_link(ctx: RankContext, *, width: int) -> MeasuredLink:
     """Exchange messages of each size between ranks 0 and 1, and tell all ranks what one costs."""
     torch.set_num_threads(1)  # others would count as if they carried messages
-    samples = [_measure(ctx, size, count=count) for size, count in _MESSAGES] if ctx.rank in {0, 1} else []
+    layers = Layers(width)
+    samples = [_measure(ctx, size, count=count, layers=layers) for size, count in _MESSAGES if ctx.rank in {0, 1}]
     found = torch.zeros((len(_MESSAGES), _FIELDS), dtype=torch.float64)
     if ctx.rank == 0:
         found = torch.tensor([list(vars(one).values()) for one in samples], dtype=torch.float64)
@@ -78,7 +85,7 @@ def _measure_link(ctx: RankContext) -> MeasuredLink:
     )
 
 
-def _measure(ctx: RankContext, size: int, *, count: int) -> LinkSample:
+def _measure(ctx: RankContext, size: int, *, count: int, layers: "Layers") -> LinkSample:
     """Exchange messages until the time for this size is over; rank 0 decides, and says so in the first value.
 
     They are other tensors each time, and each rank computes something before: neither a message nor the code that sends it is in the
@@ -88,6 +95,7 @@ def _measure(ctx: RankContext, size: int, *, count: int) -> LinkSample:
         ctx: The context of one of two ranks.
         size: The bytes of a message.
         count: How many begin one after the other.
+        layers: What is computed.
 
     Returns:
         What all of them took together.
@@ -95,7 +103,6 @@ def _measure(ctx: RankContext, size: int, *, count: int) -> LinkSample:
     sets = max(1, min(_TENSORS, _CACHES // size))
     messages = [[torch.zeros(size // 4) for _ in range(2 * count)] for _ in range(sets)]
     seconds: list[float] = []
-    layers = Layers()
     began = time.perf_counter()
     while True:
         sent, received = messages[len(seconds) % sets][:count], messages[len(seconds) % sets][count:]
@@ -117,14 +124,12 @@ def _measure(ctx: RankContext, size: int, *, count: int) -> LinkSample:
 
 
 class Layers:
-    """Something to compute, as large as the second cache of a core, through the code that a step runs."""
+    """Something to compute through the code that a step runs; of the largest width, weights and gradients are more than a second cache holds."""
 
-    def __init__(self) -> None:
-        blocks = [
-            (torch.nn.LayerNorm(_WIDTH), torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.GELU()) for _ in range(_BLOCKS)
-        ]
+    def __init__(self, width: int) -> None:
+        blocks = [(torch.nn.LayerNorm(width), torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(_BLOCKS)]
         self._model = torch.nn.Sequential(*(layer for block in blocks for layer in block))
-        self._input = torch.ones(_ROWS, _WIDTH)
+        self._input = torch.ones(_ROWS, width)
 
     def compute(self) -> None:
         """Compute the layers and their gradients."""
