@@ -1,4 +1,4 @@
-"""As many copies of a plan's ranks go on rehearsing as ranks of it compute at a time (E9)."""
+"""A calibration rehearses all ranks of a plan in several copies at once; those end early that are more than the ranks that compute at a time (E9)."""
 
 import pytest
 

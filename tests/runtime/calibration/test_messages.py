@@ -50,6 +50,7 @@ def test_layers_are_computed_forward_and_backward():
         ({"transformer_config": {"embedding_dim": 64}}, 64),
         ({"transformer_config": {"embedding_dim": 4096}}, 256),
         ({"transformer_config": {"embedding_dim": "wide"}}, 256),
+        ({"transformer_config": [64]}, 256),
         ({}, 256),
     ],
 )

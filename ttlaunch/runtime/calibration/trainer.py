@@ -11,7 +11,7 @@ other down: they share its memory. What a copy measures of each rank is therefor
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ _MOST_LOOKS = 50
 """How often a rank looks for a message before it waits for it all the same."""
 _NO_LINK = MessageCosts(0.0, 0.0, 1e12)
 _BLOCKS, _WIDEST, _ROWS = 3, 256, 32
-"""Of the layers that ranks compute between two messages: at most 0.8 MB of weights, and as much of gradients; about a millisecond."""
+"""`Layers` has three blocks, at most 256 wide, for 32 rows: at most 0.8 MB of weights and as much of gradients, and about a millisecond."""
 
 
 def copy(cfg: Config, ctx: RankContext) -> None:
@@ -54,7 +54,8 @@ def copy(cfg: Config, ctx: RankContext) -> None:
 
 def _width_of(world: World) -> int:
     """Return how wide the layers are that ranks compute between messages: as those of the plan, the less of which the caches hold."""
-    width = world.config.get("transformer_config", {}).get("embedding_dim")
+    section = world.config.get("transformer_config")  # a recipe of one's own may mean something else by it
+    width = section.get("embedding_dim") if isinstance(section, Mapping) else None
     return min(width, _WIDEST) if isinstance(width, int) and width > 0 else _WIDEST
 
 
