@@ -31,9 +31,10 @@ class AddingView(SilentView):
     def tick(self, ranks):
         logs = [self.run.folder.file(contract.stdout_file(state.row.rank)) for state in ranks]
         printed = "".join(log.read_text() for log in logs if log.exists())
-        for rank, text in re.findall(r"^tell (\d+) (.*)$", printed, re.MULTILINE):
+        # A line may not be there as a whole yet.
+        for rank, text in re.findall(r"^tell (\d+) (.*)\n", printed, re.MULTILINE):
             self.run.controller.tell(int(rank), text.encode())
-        asked = {int(rank) for rank in re.findall(r"^add (\d+)$", printed, re.MULTILINE)}
+        asked = {int(rank) for rank in re.findall(r"^add (\d+)\n", printed, re.MULTILINE)}
         for rank in sorted(asked - self.added):
             self.added.add(rank)
             self.run.controller.add([ranks[rank]])

@@ -375,9 +375,9 @@ def test_pairs_of_ranks_with_shards_of_two_sizes_and_a_slow_one_fold_after_few_d
     """Twelve replicas of a model of two ranks; who is divided by the size of a shard takes the partner along."""
     tried, run = [], virtual._Play.run
 
-    def noted(play, classes, *rest):
+    def noted(play, classes, *rest, **named):
         tried.append(classes)
-        return run(play, classes, *rest)
+        return run(play, classes, *rest, **named)
 
     def found(*, fold):
         model = {"tensor_parallel_config": {"ranks": 2, "replicas": 12}}
