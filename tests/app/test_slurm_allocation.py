@@ -78,3 +78,41 @@ def test_a_slurm_that_does_not_answer_is_told_of_once_while_its_commands_try_aga
         submit._sbatch(slow_slurm, SlurmRequest(), listener)
     assert ["H044"] == [one.code for one in caught.value.diagnostics]
     assert [slurm_allocation.SILENT] * 2 == listener.said
+
+
+@pytest.fixture
+def forgetful_slurm(tmp_path, monkeypatch):
+    """Commands of Slurm's whose controller counts job 7 as waiting until it is cancelled, and does not answer at first."""
+    show = "[ -e asked ] || { touch asked; exit 1; }; [ -e cancelled ] && s=CANCELLED || s=PENDING; echo JobId=7 JobState=$s Reason=None"
+    for name, line in {"scontrol": show, "scancel": 'echo "$@" >>cancelled'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\ncd {tmp_path}\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_a_job_that_the_controller_would_start_again_is_cancelled_as_soon_as_it_answers(forgetful_slurm):
+    user = Unattended()
+    slurm_allocation.end_job("7", user)
+    assert ("7\n", []) == ((forgetful_slurm / "cancelled").read_text(), user.warnings)
+
+
+def test_a_job_that_has_ended_is_not_cancelled(forgetful_slurm):
+    (forgetful_slurm / "cancelled").touch()
+    slurm_allocation.end_job("7", Unattended())
+    assert "" == (forgetful_slurm / "cancelled").read_text()
+
+
+def test_a_job_that_may_hold_hosts_is_named_with_the_command_that_gives_them_back(forgetful_slurm, monkeypatch):
+    (forgetful_slurm / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    monkeypatch.setattr(slurm_allocation, "_END_S", 0.3)
+    user = Unattended()
+    slurm_allocation.end_job("7", user)
+    [warning] = user.warnings
+    assert ("H045", False) == (warning.code, has_errors([warning]))
+    assert (
+        "Slurm's controller has not said within 0.3 s that job 7 has ended, which may still hold its hosts"
+        == warning.message
+    )
+    assert warning.hints[0].startswith("`scancel 7` gives them back")
+    assert not (forgetful_slurm / "cancelled").exists()

@@ -12,6 +12,7 @@ the cluster ends, because every daemon ends with its machine and every file lies
 import os
 import shlex
 import signal
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +33,7 @@ CPUS = 8
 REQUEUE_PAUSE_S = 10
 """How long Slurm waits before it starts a requeued job again: as long as credentials of a job are valid, by default 120 s."""
 
+_STORED_WITHIN_S = 7
 _OWN = f"{FOLDER}/own"
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
 
@@ -133,7 +135,12 @@ class Slurm:
         self._do(host, "slurmd")
 
     def kill(self, daemon, machine):
-        """Kill a daemon of Slurm on one machine; the steps of jobs go on without it."""
+        """Kill a daemon of Slurm on one machine; the steps of jobs go on without it.
+
+        The controller stores its jobs some seconds after they have changed, and a killed one has forgotten the rest: it is given the time.
+        """
+        if daemon == "slurmctld":
+            time.sleep(_STORED_WITHIN_S)
         for pid, command in self.cluster.pids(machine).items():
             if Path(command.split(" ")[0]).name == daemon:
                 os.kill(pid, signal.SIGKILL)
@@ -142,10 +149,10 @@ class Slurm:
     def runs(self, daemon, machine):
         return any(Path(command.split(" ")[0]).name == daemon for command in self.cluster.pids(machine).values())
 
-    def cancel_all(self):
+    def cancel_all(self, *, timeout_s=20):
         """End every job, and return when nothing of them is left in the queue."""
         self.run(LAUNCHER, ["scancel", "--user=root"])
-        wait_until(lambda: not self.queue(), what="the queue of Slurm is empty")
+        wait_until(lambda: not self.queue(), what="the queue of Slurm is empty", timeout_s=timeout_s)
 
     def offer_commands(self, folder):
         """Put programs into a folder that run Slurm's commands on the launcher, for tests that call them in this process."""

@@ -332,22 +332,48 @@ def test_a_run_goes_on_without_a_slurmd_and_its_end_leaves_nothing(slurm4, ttlau
         wait_until(lambda: {"idle"} == set(slurm4.states().values()), what="the host is back", timeout_s=60)
 
 
-def test_a_run_goes_on_while_the_controller_is_away(slurm4, ttlaunch):
+@pytest.fixture
+def run_until_told(slurm4, ttlaunch):
+    """The process of a run on two hosts that has begun, and what tells it to end."""
     may_end = f"{SHARED}/may-end"
     until_then = f'while not os.path.exists("{may_end}"):\n    time.sleep(0.1)'
     (ttlaunch.cwd / "wait.py").write_text(WAIT.replace("time.sleep(600)", until_then))
-    process = started(ttlaunch, "run wait.py --on slurm --nodes 2")
+    yield started(ttlaunch, "run wait.py --on slurm --nodes 2"), lambda: slurm4.run("node0", ["touch", may_end])
+    slurm4.run("node0", ["rm", may_end])
+
+
+def assert_all_is_given_back(slurm):
+    assert_nothing_is_left(slurm, timeout_s=60)
+    wait_until(lambda: {"idle"} == set(slurm.states().values()), what="the controller is back", timeout_s=60)
+
+
+def test_a_run_goes_on_while_the_controller_is_away(slurm4, run_until_told):
+    process, let_end = run_until_told
     slurm4.kill("slurmctld", "node0")
     try:
         assert process.poll() is None
     finally:
         slurm4.start_slurmctld()
-        slurm4.run("node0", ["touch", may_end])
+        let_end()
         _, stderr = process.communicate(timeout=60)
-        slurm4.run("node0", ["rm", may_end])
     assert 0 == process.returncode, stderr
-    assert_nothing_is_left(slurm4, timeout_s=60)
-    wait_until(lambda: {"idle"} == set(slurm4.states().values()), what="the controller is back", timeout_s=60)
+    assert "H045" not in stderr
+    assert_all_is_given_back(slurm4)
+
+
+def test_a_job_whose_end_the_controller_does_not_take_is_named(slurm4, run_until_told):
+    process, let_end = run_until_told
+    slurm4.kill("slurmctld", "node0")
+    try:
+        let_end()
+        _, stderr = process.communicate(timeout=120)
+        assert 0 == process.returncode, stderr
+        [job] = re.findall(r"warning\[H045\]: Slurm's controller has not said .* that job (\d+) has ended", stderr)
+        assert f"`scancel {job}` gives them back" in stderr
+    finally:
+        slurm4.start_slurmctld()
+        slurm4.cancel_all(timeout_s=120)  # a host that has not confirmed it is asked again only after a minute
+    assert_all_is_given_back(slurm4)
 
 
 def test_the_hosts_of_a_job_can_be_checked_and_filled_as_those_of_a_configuration(slurm4, ttlaunch):

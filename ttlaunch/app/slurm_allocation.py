@@ -22,7 +22,7 @@ from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.signals import interruptible
 from ttlaunch.app.slurm_hosts import with_variables_of_job
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError, Severity, shown
-from ttlaunch.hosts.transport.slurm import WHERE_COMMANDS_ARE, ask_slurm, one_line
+from ttlaunch.hosts.transport.slurm import ENDED_STATES, WHERE_COMMANDS_ARE, ask_slurm, one_line, state_of_job
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.spec.topology.slurm_request import SlurmRequest
 
@@ -33,6 +33,7 @@ _LAST_WORDS_S = 1.0
 SILENT_S = 5.0
 SILENT = "Slurm has not answered yet; its commands try again for up to a minute if munge or the controller does not answer; Ctrl-C gives up"
 """What is said of a command of Slurm's that has said nothing itself for `SILENT_S` seconds."""
+_OVER = {"", "COMPLETING", *ENDED_STATES}
 _END = b"\0\0"
 _CHUNK = 65536
 _HOLD = "env -0; printf '\\0'; exec cat >/dev/null"
@@ -90,7 +91,7 @@ def on_hosts_of_slurm(prepared: PreparedRun, request: SlurmRequest, dialogue: Di
             working_folder=prepared.surroundings.working_folder,
         )
     finally:
-        allocation.release()
+        allocation.release(dialogue)
 
 
 @dataclass
@@ -132,8 +133,8 @@ class _Salloc:
         # Slurm counts tasks on each host up to the most that were asked for; the ranks are to be spread as in the plan.
         return {**variables, "SLURM_TASKS_PER_NODE": ",".join(map(str, self.request.slots))}
 
-    def release(self) -> None:
-        """Give the hosts back, or leave the queue, and wait until Slurm has been told."""
+    def release(self, dialogue: Dialogue) -> None:
+        """Give the hosts back, or leave the queue, and see to it that Slurm has done so."""
         process = self._process
         if process is None:
             return
@@ -143,11 +144,11 @@ class _Salloc:
             if self._is_waiting():
                 process.terminate()  # salloc leaves the queue; once it has the hosts, the end of the input is its order
             process.wait(_END_S)
-        if process.poll() is None and self.job is not None:
-            with contextlib.suppress(FileNotFoundError):
-                ask_slurm("scancel", self.job)
+        if process.poll() is None:
             process.kill()
             process.wait()
+        if self.job is not None:
+            end_job(self.job, dialogue)
 
     def _start(self) -> "tuple[subprocess.Popen[bytes], threading.Thread]":
         for name, purpose in (("salloc", "Slurm is asked for hosts"), ("srun", "they are reached")):
@@ -219,6 +220,31 @@ class _Salloc:
             hints=(f"{hint} shows what {place} has, and for how long",),
             blame=Blame.HOSTS,
         )
+
+
+def end_job(job: str, dialogue: Dialogue) -> None:
+    """Cancel a job, unless it has ended, until Slurm says so; warn if it does not within `_END_S` seconds.
+
+    salloc tells Slurm of its end once. A controller that is away then keeps the hosts for the job, and one that has forgotten the
+    last seconds, as it does when it is killed, gives it hosts again. Asking takes some 10 ms.
+    """
+    until = time.monotonic() + _END_S
+    with contextlib.suppress(FileNotFoundError):
+        while (found := state_of_job(job)) is None or found[0] not in _OVER:
+            if time.monotonic() > until:
+                dialogue.warn([_may_hold_hosts(job)])
+                return
+            if found is not None:
+                ask_slurm("scancel", job)
+            time.sleep(_TICK_S)
+
+
+def _may_hold_hosts(job: str) -> Diagnostic:
+    message = (
+        f"Slurm's controller has not said within {_END_S:g} s that job {job} has ended, which may still hold its hosts"
+    )
+    hint = f"`scancel {job}` gives them back as soon as it answers; `scontrol ping` says which controllers are up"
+    return Diagnostic("H045", message, hints=(hint,), severity=Severity.WARNING, blame=Blame.HOSTS)
 
 
 def warn_of_waiting(job: str, reason: str) -> list[Diagnostic]:

@@ -217,24 +217,33 @@ class SlurmProcess(LocalProcess):
         return one_line([line.removeprefix("srun: error: ") for line in own])
 
 
+def state_of_job(job: str) -> tuple[str, str] | None:
+    """Return Slurm's words for the state of a job and for the reason, empty ones if it knows no such job; None if it does not answer.
+
+    Raises:
+        FileNotFoundError: This machine does not have `scontrol`.
+    """
+    answer = ask_slurm("scontrol", "--oneliner", "show", "job", job)
+    if answer.returncode:
+        return ("", "") if "Invalid job id" in answer.stderr else None
+    return _value("JobState", answer.stdout), _value("Reason", answer.stdout)
+
+
 def why_job_ended(job: str) -> str | None:
     """Return in words how a job has ended; None if it runs, or if Slurm does not answer."""
     until = time.monotonic() + _LAST_STATE_S
-    while True:
-        answer = ask_slurm("scontrol", "--oneliner", "show", "job", job)
-        if answer.returncode:
-            gone = "Invalid job id" in answer.stderr
-            return f"Slurm no longer knows job {job}" if gone else None
-        state = _value("JobState", answer.stdout)
-        # As long as processes of the job are left on a host, Slurm shows only this, for `KillWait` seconds or longer.
-        if state != "COMPLETING" or time.monotonic() > until:
-            break
+    # As long as processes of the job are left on a host, Slurm shows only this, for `KillWait` seconds or longer.
+    while (found := state_of_job(job)) and found[0] == "COMPLETING" and time.monotonic() < until:
         time.sleep(_TICK_S)
+    if found is None:
+        return None
+    state, reason = found
+    if not state:
+        return f"Slurm no longer knows job {job}"
     if state == "COMPLETING":
         return f"Slurm is ending job {job}"
     if state not in ENDED_STATES:
         return None
-    reason = _value("Reason", answer.stdout)
     return f"Slurm has ended job {job}: {state}" + (f" ({reason})" if reason not in {"", "None"} else "")
 
 
