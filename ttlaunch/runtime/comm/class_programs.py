@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ttlaunch.runtime.comm.class_world import Begun, ClassWorld, Group
+from ttlaunch.runtime.comm.class_world import ClassWorld, Messages
 from ttlaunch.runtime.comm.programs import Compute, End, Note, Shares, Step, Stretch, Update
 from ttlaunch.runtime.comm.share_rules import Code, Forms, Key, Numbers, Row, Waits, Work
 from ttlaunch.runtime.comm.turns import Script
@@ -24,7 +24,7 @@ class Begin:
 
     row: int
     key: Key
-    batches: tuple[Begun, ...]
+    messages: Messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,9 @@ class Finish:
     keys: tuple[tuple[int, Key], ...]
 
 
+_SENT = "messages", "bytes", "step_bytes"
+
 ClassDeed = Stretch | Begin | Finish | Step | Note | End
-
-
-@dataclass
-class Sent:
-    """What each rank of a class has sent to each one of another class: messages, their bytes, and those of them within steps."""
-
-    messages: int = 0
-    bytes: int = 0
-    step_bytes: int = 0
 
 
 def classes_of_shares(codes: Iterable[Code], differences: Mapping[Rank, Hashable]) -> Classes:
@@ -56,30 +49,29 @@ def classes_of_shares(codes: Iterable[Code], differences: Mapping[Rank, Hashable
 
 
 class ClassPrograms:
-    """What one rank of each class does.
-
-    Attributes:
-        sent: By class of the sender and of the receiver, what a sender's program sends to each receiver; of programs that were asked for.
-    """
+    """What one rank of each class does."""
 
     def __init__(self, codes: Iterable[Code], classes: Classes, forms: Forms) -> None:
         """Note who is in which class; nothing else is computed yet."""
         self._code_of = {rank: code for code in codes for rank in code.ranks}
-        self._classes, self._forms = classes, forms
+        self._classes = classes
+        self._bytes_of = np.array([form.size for form in forms.known], dtype=np.intp)  # by number of the form
         self._order = np.array([rank for ranks in classes for rank in ranks])
         self._sizes = np.array([len(ranks) for ranks in classes])
         self._starts = np.cumsum(self._sizes) - self._sizes
-        self.sent: dict[tuple[int, int], Sent] = {}
-
-    def peers(self, source: int, dest: int) -> int:
-        """Return to how many ranks of a class each rank of another class can send."""
-        return len(self._classes[dest]) - (source == dest)
+        # What each rank of a class sends to each rank of another one, shape (C, C); of programs that were asked for.
+        self._sent = {name: np.zeros((len(classes), len(classes)), dtype=np.int64) for name in _SENT}
 
     def edges(self) -> list[dict[str, int]]:
         """Return what each rank of a class sends to each of how many ranks of another one, as `VirtualEdge` has it."""
         return [
-            {"source": source, "dest": dest, "peers": self.peers(source, dest), **vars(sent)}
-            for (source, dest), sent in sorted(self.sent.items())
+            {
+                "source": source,
+                "dest": dest,
+                "peers": int(self._sizes[dest]) - (source == dest),
+                **{name: int(sent[source, dest]) for name, sent in self._sent.items()},
+            }
+            for source, dest in np.argwhere(self._sent["messages"]).tolist()
         ]
 
     def of(self, place: int) -> list[ClassDeed]:
@@ -96,9 +88,10 @@ class ClassPrograms:
             match section:
                 case Row():
                     for key in code.keys(section):
-                        batches = self._batches(code, section, key, place=place)
-                        self._count(batches, place, in_step=in_step and key.is_send, is_send=key.is_send)
-                        found.append(Begin(section.number, key, batches))
+                        messages = self._messages(code, section, key, place=place)
+                        if key.is_send:
+                            self._count(messages, place, in_step=in_step)
+                        found.append(Begin(section.number, key, messages))
                 case Waits(keys):
                     found.append(Finish(tuple(keys)))
                 case Work():
@@ -122,12 +115,11 @@ class ClassPrograms:
         computed = [one.seconds for one in work.each if isinstance(one, Compute)]
         return (*computed, *(values * UPDATE_S for values in updates))
 
-    def _batches(self, code: Code, row: Row, key: Key, *, place: int) -> tuple[Begun, ...]:
-        """Return the messages of a row under one key: with each class how many, and of which size."""
-        rank = self._classes[place][0]
-        forms = self._of_classes(code.forms(rank, row, key), place)
-        others = np.flatnonzero(forms >= 0).tolist()
-        return tuple(Begun(other, self.peers(place, other), self._forms.known[forms[other]].size) for other in others)
+    def _messages(self, code: Code, row: Row, key: Key, *, place: int) -> Messages:
+        """Return the messages of a row under one key."""
+        forms = self._of_classes(code.forms(self._classes[place][0], row, key), place)
+        others = np.flatnonzero(forms >= 0)
+        return Messages(others, self._bytes_of[forms[others]])
 
     def _of_classes(self, forms: Numbers, place: int) -> Numbers:
         """Return the form of a rank's message with each rank of each class, without the rank itself.
@@ -143,12 +135,11 @@ class ClassPrograms:
             raise NotAlikeError(f"rank {ranks[0]} exchanges other messages with some ranks of a class than with others")
         return least
 
-    def _count(self, batches: Iterable[Begun], place: int, *, in_step: bool, is_send: bool) -> None:
-        for one in batches if is_send else ():
-            sent = self.sent.setdefault((place, one.other), Sent())
-            sent.messages += 1
-            sent.bytes += one.size
-            sent.step_bytes += one.size if in_step else 0
+    def _count(self, messages: Messages, place: int, *, in_step: bool) -> None:
+        others, sizes = messages
+        self._sent["messages"][place, others] += 1
+        self._sent["bytes"][place, others] += sizes
+        self._sent["step_bytes"][place, others] += sizes * in_step
 
 
 def follow(
@@ -165,13 +156,13 @@ def follow(
     Cost: the messages of the program's code, with the same bytes.
     Order: that of the code; sums are not made again.
     """
-    begun: dict[tuple[int, Key], Group] = {}
+    begun: dict[tuple[int, Key], int] = {}
     for deed in deeds:
         match deed:
             case Stretch(each_s):
                 world.compute_each(rank, each_s)
-            case Begin(row, key, batches):
-                begun[row, key] = world.begin(place, batches, tag=key.tag, is_send=key.is_send)
+            case Begin(row, key, messages):
+                begun[row, key] = world.begin(place, messages, tag=key.tag, is_send=key.is_send)
             case Finish(keys):
                 yield from world.pauses(rank, [begun.pop(key) for key in keys])
             case Step():

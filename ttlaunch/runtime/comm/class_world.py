@@ -4,31 +4,32 @@ It does what `VirtualWorld` does for ranks that are folded, for scripts alone, a
 exchange is C^2 flows, all of which begin within a few moments. Shapes: C = classes.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from ttlaunch.runtime.comm.class_flows import ClassFlows, Ints
+import numpy as np
+
+from ttlaunch.runtime.comm.class_flows import Between, ClassFlows, Ints
+from ttlaunch.runtime.comm.class_pairs import ClassPairs
 from ttlaunch.runtime.comm.turns import Script, Turns
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_world import Classes, NotAlikeError
 from ttlaunch.runtime.world import Rank
 
 
-class Begun(NamedTuple):
-    """Messages with all ranks of a class, without the rank itself, that begin at once.
+class Messages(NamedTuple):
+    """Messages with all ranks of some classes, without the rank itself; K classes.
 
     Attributes:
-        other: The place of that class.
-        peers: How many there are.
-        size: The bytes of each.
+        others: The places of those classes, shape (K,).
+        sizes: The bytes of each message, shape (K,).
     """
 
-    other: int
-    peers: int
-    size: int
+    others: Ints
+    sizes: Ints
 
 
 @dataclass(eq=False, slots=True)
@@ -38,33 +39,26 @@ class _Wait:
     ended_s: float = 0.0
 
 
-@dataclass(eq=False, slots=True)
-class Group:
-    """Messages of a rank that began together, for which it waits together.
+class _Groups:
+    """Messages of a rank that began together, for which it waits together; by number.
 
     Attributes:
+        posted_s: When each began.
         left: How many of its flows are not done.
-        wait: Who waits for them now.
     """
 
-    left: int
-    wait: _Wait | None = None
+    def __init__(self) -> None:
+        self._count = 0
+        self.posted_s, self.left = np.zeros(64), np.zeros(64, dtype=np.intp)
 
-
-class _End(NamedTuple):
-    """One end of a flow that has begun."""
-
-    posted_s: float
-    peers: int
-    size: int
-    group: Group
-
-
-class _Flow(NamedTuple):
-    source: int
-    dest: int
-    sends: _End
-    receives: _End
+    def add(self, count: int, now_s: float) -> int:
+        """Return the number of a new group of so many flows."""
+        number, self._count = self._count, self._count + 1
+        if number == len(self.left):
+            self.posted_s = np.concatenate((self.posted_s, np.zeros_like(self.posted_s)))
+            self.left = np.concatenate((self.left, np.zeros_like(self.left)))
+        self.posted_s[number], self.left[number] = now_s, count
+        return number
 
 
 class ClassWorld:
@@ -79,13 +73,12 @@ class ClassWorld:
             link: What messages cost; ranks do not share links.
         """
         self._clock, self._link = clock, link
-        self._sizes = [len(ranks) for ranks in classes]
         self._first = [ranks[0] for ranks in classes]
         self._turns = Turns(self._first, when_stuck=self._go_on)
-        self._flows = ClassFlows(self._first, link)
-        self._under_way: dict[int, _Flow] = {}  # by row
-        self._unpaired: dict[tuple[int, int, int, bool], deque[_End]] = {}
-        self._starting: dict[float, list[_Flow]] = defaultdict(list)
+        self._pairs, self._flows = ClassPairs(len(classes)), ClassFlows(classes, link)
+        self._groups = _Groups()
+        self._waits: dict[int, _Wait] = {}  # by group
+        self._starting: dict[float, list[Between]] = defaultdict(list)
         self._is_shared = True  # whether all messages under way have their rates
         self._shares = 0  # how often they got some
         self._error: NotAlikeError | None = None
@@ -101,7 +94,7 @@ class ClassWorld:
             raise self._error
         for error in self._turns.errors.values():
             raise NotAlikeError(f"{type(error).__name__}: {error}")
-        if any(self._unpaired.values()):
+        if not self._pairs.is_complete:
             raise NotAlikeError("messages have no counterpart")
 
     def enter_step(self, rank: Rank, *, is_step: bool) -> None:
@@ -111,31 +104,30 @@ class ClassWorld:
         """Let a rank compute several things, one after the other."""
         self._clock.compute_each(rank, each_s)
 
-    def begin(self, place: int, batches: Sequence[Begun], *, tag: int, is_send: bool) -> Group:
-        """Begin messages of the class at a place with whole classes, all at once.
+    def begin(self, place: int, messages: Messages, *, tag: int, is_send: bool) -> int:
+        """Begin messages of the class at a place with whole classes, all at once; return the number of their group.
 
         Raises:
-            NotAlikeError: The other end of one has another size, or other numbers of ranks.
+            NotAlikeError: The other end of one has another size, or one has no bytes.
         """
-        now_s, group = self._clock.now_s(self._first[place]), Group(len(batches))
-        for other, peers, size in batches:
-            end = _End(now_s, peers, size, group)
-            source, dest = (place, other) if is_send else (other, place)
-            waiting = self._unpaired.get((source, dest, tag, not is_send))
-            if not waiting:
-                self._unpaired.setdefault((source, dest, tag, is_send), deque()).append(end)
-                continue
-            ends = (end, waiting.popleft()) if is_send else (waiting.popleft(), end)
-            self._start(_Flow(source, dest, *ends), tag)
+        now_s, others = self._clock.now_s(self._first[place]), messages.others
+        if not messages.sizes.all():
+            raise NotAlikeError(f"a message under tag {tag} has no bytes")
+        group = self._groups.add(len(others), now_s)
+        where = (place, others) if is_send else (others, place)
+        found, theirs = self._pairs.pair(where, group, messages.sizes, tag=tag, is_send=is_send)
+        if len(found):
+            own = np.full(len(found), place), np.full(len(found), group)
+            (source, sends), (dest, receives) = (own, (others[found], theirs))[:: 1 if is_send else -1]
+            self._start(Between(source, dest, sends, receives, messages.sizes[found]))
         return group
 
-    def pauses(self, rank: Rank, groups: Iterable[Group]) -> Iterator[None]:
+    def pauses(self, rank: Rank, groups: Iterable[int]) -> Iterator[None]:
         """Yield where a rank has to wait until all messages of some groups are done."""
-        left = [one for one in groups if one.left]
+        left = [one for one in groups if self._groups.left[one]]
         if left:
             wait = _Wait(rank, len(left))
-            for one in left:
-                one.wait = wait
+            self._waits |= dict.fromkeys(left, wait)
             yield
             self._clock.resume(rank, wait.ended_s)
 
@@ -149,34 +141,22 @@ class ClassWorld:
             self._error = error
         return self._error is None
 
-    def _start(self, flow: _Flow, tag: int) -> None:
-        """Let a flow begin as soon as both of its ends have."""
-        sends, receives = flow.sends, flow.receives
-        out, into = self._sizes[flow.source] * sends.peers, self._sizes[flow.dest] * receives.peers
-        if out != into or sends.size != receives.size or not sends.size:
-            source, dest = self._first[flow.source], self._first[flow.dest]
-            raise NotAlikeError(
-                f"{sends.peers} messages of {sends.size} bytes under tag {tag} from rank {source} meet {receives.peers} of "
-                f"{receives.size} bytes at rank {dest}"
-            )
-        at_s = max(sends.posted_s, receives.posted_s)
-        starting = self._starting[at_s]
-        if not starting:
-            self._clock.at(at_s, self._begin_all)
-        starting.append(flow)
+    def _start(self, flows: Between) -> None:
+        """Let flows begin as soon as both of their ends have."""
+        posted_s = self._groups.posted_s
+        begin_s = np.maximum(posted_s[flows.sends], posted_s[flows.receives])
+        for at_s in np.unique(begin_s).tolist():
+            starting = self._starting[at_s]
+            if not starting:
+                self._clock.at(at_s, self._begin_all)
+            starting.append(flows.of(np.flatnonzero(begin_s == at_s)))
 
     def _begin_all(self, at_s: float) -> None:
         """Let all messages begin that begin at this time."""
-        starting = self._starting.pop(at_s)
-        for place, count in Counter([place for flow in starting for place in flow[:2]]).items():
+        flows = Between(*map(np.concatenate, zip(*self._starting.pop(at_s), strict=True)))
+        for place, count in _counted(flows.source, flows.dest):
             self._clock.begin_message(self._first[place], at_s, count=count)
-        rows = self._flows.add_all(
-            [flow[:2] for flow in starting],
-            [(flow.sends.peers, flow.receives.peers) for flow in starting],
-            [flow.sends.size for flow in starting],
-            now_s=at_s,
-        )
-        self._under_way.update(zip(rows, starting, strict=True))
+        self._flows.add_all(flows, now_s=at_s)
         self._share_at(at_s)
 
     def _share_at(self, at_s: float) -> None:
@@ -196,21 +176,29 @@ class ClassWorld:
         """Let flows end that pass at this time, unless rates have changed since they were found: free senders, and receivers after the latency."""
         if shares != self._shares:
             return
-        passed = [self._under_way.pop(row) for row in rows.tolist()]
-        self._flows.remove_all(rows)
+        passed = self._flows.remove_all(rows)
         self._share_at(at_s)
-        self._finish([(flow.source, flow.sends.group) for flow in passed], at_s)
-        arriving = [(flow.dest, flow.receives.group) for flow in passed]
-        self._clock.at(at_s + self._link.latency_s, partial(self._finish, arriving))
+        self._finish(passed.source, passed.sends, at_s)
+        self._clock.at(at_s + self._link.latency_s, partial(self._finish, passed.dest, passed.receives))
 
-    def _finish(self, ends: Sequence[tuple[int, Group]], at_s: float) -> None:
+    def _finish(self, places: Ints, groups: Ints, at_s: float) -> None:
         """Note that one end of each of some flows is done, and wake who waits for nothing else."""
-        for place, count in Counter([place for place, _ in ends]).items():
+        for place, count in _counted(places):
             self._clock.end_message(self._first[place], at_s, count=count)
-        for group, count in Counter([group for _, group in ends]).items():
-            group.left -= count
-            if not group.left and (wait := group.wait) is not None:
+        left = self._groups.left
+        numbers, counts = np.unique(groups, return_counts=True)
+        left[numbers] -= counts
+        for group in numbers[left[numbers] == 0].tolist():
+            wait = self._waits.pop(group, None)
+            if wait is not None:
                 wait.left -= 1
                 if not wait.left:
                     wait.ended_s = at_s
                     self._turns.wake(wait.rank)
+
+
+def _counted(*places: Ints) -> Iterator[tuple[int, int]]:
+    """Yield which numbers there are in some arrays, and how often each."""
+    counts = np.bincount(np.concatenate(places))
+    found = np.flatnonzero(counts)
+    yield from zip(found.tolist(), counts[found].tolist(), strict=True)

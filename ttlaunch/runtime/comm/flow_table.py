@@ -95,23 +95,26 @@ class FlowTable:
 
     def _rates(self) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
         """Return the max-min fair rate of each row, as `fair_rates` finds it."""
-        used = len(self._rows)
-        rates, ports, counts = np.zeros(used), self._ports[:used], self._counts[:used]
-        open_rows, shares, least = np.flatnonzero(self._is_alive[:used]), self._shares, 0.0
+        rates, shares, least = np.zeros(len(self._rows)), self._shares, 0.0
+        rows = np.flatnonzero(self._is_alive[: len(rates)])
+        ports, counts = self._ports[rows], self._counts[rows]
         free = crossing = None
-        while len(open_rows):
+        while len(rows):
             least = max(least, float(shares.min()))
-            is_tight = (shares <= least)[ports[open_rows]].any(axis=1)
-            settled = open_rows[is_tight]
-            rates[settled] = least
-            open_rows = open_rows[~is_tight]
-            if len(open_rows):
-                if free is None or crossing is None:
-                    free, crossing = self._capacities.copy(), self._crossing.copy()
-                charged = np.bincount(ports[settled].ravel(), weights=counts[settled].ravel(), minlength=len(crossing))
-                free = np.where(charged > 0, np.maximum(0.0, free - least * charged), free)
-                crossing -= charged
-                shares = np.divide(free, crossing, out=np.full(len(free), math.inf), where=crossing > 0)
+            tight = (shares <= least).take(ports)
+            is_tight = tight[:, 0]
+            for column in range(1, tight.shape[1]):  # `any(axis=1)` takes five times as long for two columns
+                is_tight = is_tight | tight[:, column]
+            rates[rows[is_tight]] = least
+            if is_tight.all():
+                break
+            if free is None or crossing is None:
+                free, crossing = self._capacities.copy(), self._crossing.copy()
+            charged = np.bincount(ports[is_tight].ravel(), weights=counts[is_tight].ravel(), minlength=len(crossing))
+            free = np.where(charged > 0, np.maximum(0.0, free - least * charged), free)
+            crossing -= charged
+            shares = np.divide(free, crossing, out=np.full(len(free), math.inf), where=crossing > 0)
+            rows, ports, counts = rows[~is_tight], ports[~is_tight], counts[~is_tight]
         return rates
 
     def _pack(self, *, width: int = 0) -> None:
