@@ -315,6 +315,16 @@ def test_workers_that_a_server_serves_in_turn_repeat_code_at_exactly_their_own_t
     assert every["edges"] == repeated["edges"]
 
 
+def test_a_slow_worker_of_an_asynchronous_server_does_fewer_tasks_and_nobody_waits_for_it():
+    """What a gradient says of itself travels with it, as bytes; the sixth one comes when the slow worker brings its second."""
+    world = tiny_world("elastic_dp", ["worker", "worker", "server"], training_config={"batch_size": 2})
+    found = run_virtually(world, order(steps=6, slow={"1": SLOW}, fold=True), known=KNOWN)
+    fast, slow = (of_rank(found, rank) for rank in (0, 1))
+    assert (4, 2) == (fast["facts"]["pushes"], slow["facts"]["pushes"])
+    assert [2 * COMPUTE_S] * 4 == pytest.approx(fast["each_s"], rel=0.02)
+    assert [SLOW * 2 * COMPUTE_S] * 2 == pytest.approx(slow["each_s"], rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("ranks", "stage", "is_tied"),
     [

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -127,7 +127,11 @@ def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Fo
     faults = [_fate_order(index, one) for index, one in enumerate(order.faults)]
     jitter = Jitter(order.jitter, order.seed)
     known = {} if known is None else known
-    play = _Play(world, cfg, corpus, trainer, link, slowness, flops_per_s, faults, jitter, order.warm_up, known)
+    compression = getattr(cfg, "compression_config", None)
+    reads_bytes = recipe.is_asynchronous or compression is None or compression.kind != "none"
+    play = _Play(
+        world, cfg, corpus, trainer, link, slowness, flops_per_s, faults, jitter, order.warm_up, reads_bytes, known
+    )
     if not order.fold:
         found = play.run(_singles(world)) | {"not_folded": None}
     elif jitter.part or order.network is not None:  # each rank has its own times
@@ -257,6 +261,7 @@ class _Play:
     """All that the simulation of a plan needs.
 
     Attributes:
+        reads_bytes: Whether ranks read what is in bytes: a codec's packed numbers, or what an asynchronous gradient says of itself.
         seen: What representatives have seen of other ranks when they were last run; see `VirtualOutcome`.
         has_shares: Whether some of them had shares of unequal size.
     """
@@ -271,6 +276,7 @@ class _Play:
     faults: Sequence[FateOrder]
     jitter: Jitter
     warm_up: int
+    reads_bytes: bool
     known: dict[Hashable, Found] = field(default_factory=dict)
     seen: Mapping[tuple[Rank, Rank], int] = field(default_factory=dict)
     has_shares: bool = False
@@ -346,14 +352,8 @@ class _Play:
         return {"classes": times, "edges": programs.edges(), **nothing}
 
     def _carries(self, tensor: Tensor) -> bool:
-        """Whether the values of a message matter; bytes without compression are numbers that have none, and may be as large as a gradient."""
-        return has_values(tensor) and (tensor.dtype is not torch.uint8 or self._packs)
-
-    @cached_property
-    def _packs(self) -> bool:
-        """Whether bytes may be packed numbers whose values matter."""
-        compression = getattr(self.cfg, "compression_config", None)
-        return compression is None or compression.kind != "none"
+        """Whether the values of a message matter; most bytes are numbers that have none, and may be as many as those of a gradient."""
+        return has_values(tensor) and (tensor.dtype is not torch.uint8 or self.reads_bytes)
 
     def _programs(self, same_code: Sequence[Sequence[Rank]]) -> dict[Rank, Program]:
         """Return the program of each rank that repeats one."""
