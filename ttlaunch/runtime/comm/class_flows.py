@@ -62,8 +62,8 @@ class ClassFlows(FlowTable):
         for known, new in zip(self._between, flows, strict=True):
             known[rows] = new
         is_own = flows.source == flows.dest  # no rank sends to itself
-        self._ports[rows] = np.stack((2 * flows.source + 1, 2 * flows.dest + 2), axis=1)
-        self._counts[rows] = np.stack((self._sizes[flows.dest] - is_own, self._sizes[flows.source] - is_own), axis=1)
+        self._ports[:, rows] = 2 * flows.source + 1, 2 * flows.dest + 2
+        self._counts[:, rows] = self._sizes[flows.dest] - is_own, self._sizes[flows.source] - is_own
         self._left[rows], self._rate[rows], self._since_s[rows] = flows.size, 0.0, now_s
         self._passes_s[rows], self._is_alive[rows] = math.inf, True
         self._rows += [None] * more
@@ -85,8 +85,8 @@ class ClassFlows(FlowTable):
 
     def _cross_all(self, rows: Ints | slice, sign: int) -> None:
         """Let the messages of rows pass through their ports, or no longer."""
-        weights = sign * self._counts[rows].ravel()
-        self._crossing += np.bincount(self._ports[rows].ravel(), weights=weights, minlength=len(self._crossing))
+        weights = sign * self._counts[:, rows].ravel()
+        self._crossing += np.bincount(self._ports[:, rows].ravel(), weights=weights, minlength=len(self._crossing))
         self._shares = np.divide(
             self._capacities, self._crossing, out=np.full(len(self._crossing), math.inf), where=self._crossing > 0
         )
@@ -100,7 +100,8 @@ class ClassFlows(FlowTable):
 
 
 def _resized(known: Any, kept: Ints | slice, size: int) -> Any:
-    rows = known[kept]
-    made = np.zeros((size, *known.shape[1:]), dtype=known.dtype)
-    made[: len(rows)] = rows
+    """Return an array whose last dimension is as long as `size`, and begins with what was kept of another one."""
+    found = known[..., kept]
+    made = np.zeros((*found.shape[:-1], size), dtype=known.dtype)
+    made[..., : found.shape[-1]] = found
     return made

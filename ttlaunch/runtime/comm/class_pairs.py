@@ -61,7 +61,10 @@ class ClassPairs:
         return found, groups
 
     def _of(self, tag: int, *, is_send: bool) -> "_Ends":
-        return self._ends.setdefault((tag, is_send), _Ends(self._count))
+        found = self._ends.get((tag, is_send))
+        if found is None:
+            found = self._ends[tag, is_send] = _Ends(self._count)
+        return found
 
 
 @dataclass
