@@ -99,12 +99,12 @@ class FlowTable:
         rates, shares, least = np.zeros(len(self._rows)), self._shares, 0.0
         rows = np.flatnonzero(self._is_alive[: len(rates)])
         # One after the other, as they lie in memory: `take` first copies all of an array that does not lie in one piece.
-        ports, counts = ([one.take(rows) for one in of] for of in (self._ports, self._counts))
+        ports, counts = [one.take(rows) for one in self._ports], [one.take(rows) for one in self._counts]
         free, crossing = self._capacities, self._crossing
         while len(rows):
             least = max(least, float(shares.min()))
             tight = shares <= least
-            is_tight = reduce(np.logical_or, map(tight.take, ports))
+            is_tight = reduce(np.logical_or, [tight.take(one) for one in ports])
             settled, left = np.flatnonzero(is_tight), np.flatnonzero(~is_tight)
             rates[rows.take(settled)] = least
             if len(left):
@@ -116,7 +116,7 @@ class FlowTable:
                 crossing = crossing - charged
                 shares = np.divide(free, crossing, out=np.full(len(free), math.inf), where=crossing > 0)
             rows = rows.take(left)
-            ports, counts = ([one.take(left) for one in of] for of in (ports, counts))
+            ports, counts = [one.take(left) for one in ports], [one.take(left) for one in counts]
         return rates
 
     def _pack(self, *, width: int = 0) -> None:
