@@ -1,5 +1,7 @@
 """How many bytes the ZeRO recipe moves, as a formula. No torch here: the launcher reads it."""
 
+from collections.abc import Sequence
+
 from ttlaunch.recipe import (
     NUMBER_BYTES,
     VALUE_BYTES,
@@ -31,22 +33,14 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     owned = {rank: VALUE_BYTES * ranks.fact(rank, "owned_values") for rank in workers}
     found = validation_traffic(workers, ranks.validation_micro_batches)
     for source, count in zip(workers, sums, strict=True):
-        for dest in workers:
-            if dest == source:
-                continue
-            means = owned[source] if zero_stage == 0 else 0
-            found.append(Traffic("gradients", source, dest, per_step=count * owned[dest] + means))
-            found.append(Traffic("counts", source, dest, per_step=2 * NUMBER_BYTES * count))
-            if zero_stage:
-                found += _shared(ranks, source, dest, layers=layers)
-            if 0 < zero_stage < _SHARES_PARAMETERS:
-                again = VALUE_BYTES * ranks.fact(source, "values_of_second_use")
-                size = owned[source] - again
-                found.append(Traffic("weights", source, dest, once=size, per_step=size))
-            if zero_stage == _SHARES_PARAMETERS:
-                again = VALUE_BYTES * ranks.fact(source, "values_of_backward")
-                size = owned[source]
-                found.append(Traffic("weights", source, dest, per_step=size + again, per_validation=size, at_end=size))
+        others = [dest for dest in workers if dest != source]
+        means = owned[source] if zero_stage == 0 else 0
+        found += [Traffic("gradients", source, dest, per_step=count * owned[dest] + means) for dest in others]
+        numbers = 2 * NUMBER_BYTES * count  # found once for all: a thousand workers have a million pairs
+        found += [Traffic("counts", source, dest, per_step=numbers) for dest in others]
+        if zero_stage:
+            found += _shared(ranks, source, others, layers=layers)
+            found += _weights(ranks, source, others, size=owned[source], zero_stage=zero_stage)
     return found
 
 
@@ -70,10 +64,19 @@ def kept_bytes(config: TrainingFile) -> int:
     return 0 if config.zero_config.stage else VALUE_BYTES
 
 
-def _shared(ranks: Ranks, source: int, dest: int, *, layers: int) -> list[Traffic]:
+def _shared(ranks: Ranks, source: int, others: Sequence[int], *, layers: int) -> list[Traffic]:
     """A version of each layer, and the nodes of the norm's tree that the source has."""
-    versions = NUMBER_BYTES * layers
+    versions, nodes = NUMBER_BYTES * layers, NUMBER_BYTES * ranks.fact(source, "norm_nodes")
     return [
-        Traffic("versions", source, dest, once=versions, per_step=versions),
-        Traffic("squared_norms", source, dest, per_step=NUMBER_BYTES * ranks.fact(source, "norm_nodes")),
+        *(Traffic("versions", source, dest, once=versions, per_step=versions) for dest in others),
+        *(Traffic("squared_norms", source, dest, per_step=nodes) for dest in others),
     ]
+
+
+def _weights(ranks: Ranks, source: int, others: Sequence[int], *, size: int, zero_stage: int) -> list[Traffic]:
+    """What the source owns: at stage 3 for each pass, else for each step."""
+    if zero_stage == _SHARES_PARAMETERS:
+        each = size + VALUE_BYTES * ranks.fact(source, "values_of_backward")
+        return [Traffic("weights", source, dest, per_step=each, per_validation=size, at_end=size) for dest in others]
+    size -= VALUE_BYTES * ranks.fact(source, "values_of_second_use")
+    return [Traffic("weights", source, dest, once=size, per_step=size) for dest in others]

@@ -1,8 +1,6 @@
 """Which ranks have the same code and shares of unequal size, whose code runs for all, and which one of each class has a clock."""
 
-import gc
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -21,16 +19,6 @@ from ttlaunch.runtime.world import Rank
 
 _LEAST = 4
 """The code of three ranks of a group runs, so smaller groups gain nothing."""
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Keep Python from looking for circles of objects within the block: of millions of deeds none is in one, and each search takes as long as all."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def programs_of_shares(

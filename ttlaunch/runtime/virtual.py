@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ttlaunch import contract
+from ttlaunch.no_cycles import collection_paused
 from ttlaunch.rank_exceptions.describe import describe
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.virtual import VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualFault, VirtualOrder
@@ -54,7 +55,7 @@ from ttlaunch.runtime.entry import read_checked_corpus, read_config
 from ttlaunch.runtime.hollow import Found, Hollow, has_values
 from ttlaunch.runtime.parallel.gradients.bucket_tuning import UNMEASURED
 from ttlaunch.runtime.same_code import ranks_of_code, repeat_virtually, write_program
-from ttlaunch.runtime.share_code import programs_of_shares, run_programs, without_collections
+from ttlaunch.runtime.share_code import programs_of_shares, run_programs
 from ttlaunch.runtime.telemetry.records import print_error
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.timed_steps import Jitter, TimedSteps
@@ -184,7 +185,7 @@ def _run_folded(play: "_Play") -> dict[str, Any]:
     except NotAlikeError as error:
         failed = error
     if play.has_shares and not play.faults:
-        with suppress(NotAlikeError), without_collections():
+        with suppress(NotAlikeError), collection_paused():
             return play.run_shares() | {"not_folded": None}
         try:  # now to where messages show who is not alike
             return play.run(first) | {"not_folded": None}

@@ -8,6 +8,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ttlaunch.no_cycles import collection_paused
 from ttlaunch.quick_dataclass import dataclass
 from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.metrics.telemetry import RankTelemetry, measured, read_telemetry
@@ -253,6 +254,7 @@ def expected_traffic(
     return _formula(plan, folder, roles=roles, facts=facts)[:2]
 
 
+@collection_paused()
 def _formula(
     plan: Mapping[str, Any], folder: Path | None, *, roles: Sequence[str], facts: Sequence[Mapping[str, int]]
 ) -> tuple[list["Traffic"] | None, str | None, bool]:

@@ -12,8 +12,8 @@ from functools import cached_property
 from ttlaunch.diagnostics.diagnostic import Diagnostic, has_errors, place_of
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import did_you_mean, listed, shown
+from ttlaunch.no_cycles import collection_paused
 from ttlaunch.spec.located.codes import TOPOLOGY
-from ttlaunch.spec.located.collecting import collection_paused
 from ttlaunch.spec.located.findings import Findings
 from ttlaunch.spec.located.nodes import Key, MapNode, span_of
 from ttlaunch.spec.located.schema import check_schema

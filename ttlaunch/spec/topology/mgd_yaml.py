@@ -12,8 +12,8 @@ import re
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, has_errors
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import did_you_mean, listed, shown
+from ttlaunch.no_cycles import collection_paused
 from ttlaunch.spec.located.codes import TOPOLOGY
-from ttlaunch.spec.located.collecting import collection_paused
 from ttlaunch.spec.located.findings import Findings
 from ttlaunch.spec.located.nodes import Key, MapNode, Node, ScalarNode, items_of, node_at, span_of
 from ttlaunch.spec.located.schema import check_schema

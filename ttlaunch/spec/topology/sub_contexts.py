@@ -11,8 +11,8 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.no_cycles import collection_paused
 from ttlaunch.spec.located.codes import TOPOLOGY
-from ttlaunch.spec.located.collecting import collection_paused
 from ttlaunch.spec.located.findings import first_gap
 from ttlaunch.spec.located.nodes import MapNode, Node, node_at
 from ttlaunch.spec.located.schema import check_schema

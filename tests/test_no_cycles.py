@@ -1,10 +1,10 @@
-"""The cycle collector is paused while a file is read, and afterwards as it was."""
+"""The cycle collector is paused within a block, and afterwards as it was."""
 
 import gc
 
 import pytest
 
-from ttlaunch.spec.located.collecting import collection_paused
+from ttlaunch.no_cycles import collection_paused
 
 
 def test_it_is_paused_inside_and_back_afterwards():

@@ -1,7 +1,7 @@
-"""Pause Python's cycle collector while a large file is read.
+"""Pause Python's search for cycles of objects while millions of objects are made of which none is in one.
 
-A tree of located values has no cycles. Searching it for cycles while it grows takes two thirds of the time for 10,000
-ranks. Memory is still freed by counting references.
+Each search goes through all that there are: for a description of 10,000 ranks it takes two thirds of the time, for the
+messages of 1,024 ranks half of it. Memory is still freed by counting references.
 """
 
 import gc
