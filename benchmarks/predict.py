@@ -6,8 +6,8 @@
     PYTHONPATH=. python benchmarks/predict.py --minutes 0 --plot docs/explanation/predicted.svg
 
 A trial of time takes one of four recipes, 1 or 2 ranks, and one of ten models. A run and the calibration of its plan go on at the same time, and their
-ranks compute in turns of 0.15 s (`turns.py`), so that both get the same machine; those of a single rank, whose steps scatter more than those of which
-the slowest of two counts, are twice as long as those of its calibration. What is measured is every second step of the run, and
+ranks compute in turns of 0.15 s (`turns.py`), so that both get the same machine; of a single rank there are three runs, because one process is up to a
+tenth slower than another for as long as it lives, and their steps count together. What is measured is every second step of the run, and
 the others; a trial counts if the medians of the two are within 4 % of each other: else the machine was too restless to say what was true.
 Four ranks are more than the cores of the machine of the measurements: of them, only whether the step is within the predicted interval is asked.
 
@@ -46,7 +46,7 @@ import psutil
 import ttlaunch
 from benchmarks.memory_groups import Groups
 from benchmarks.predict_plot import Point, draw
-from benchmarks.turns import Calibration, EndlessRun, take_turns
+from benchmarks.turns import Calibration, EndlessRun, pooled, take_turns
 from ttlaunch.app.fits import needed_bytes, unreclaimable_bytes
 from ttlaunch.app.predict import NotPredicted, peaks_of, predict
 from ttlaunch.running.metrics.prediction import judge
@@ -67,7 +67,7 @@ MODELS = (
     {"embedding_dim": 256, "max_sequence_length": 64, "num_heads": 8},
 )
 ENDLESS, FEWEST, REHEARSED_S = 100_000, 8, 8.0
-SHARE_OF_RUN = {1: 2, 2: 1, 4: 1}
+RUNS_IN_TURNS = {1: 3, 2: 1, 4: 1}
 CROWDED, CROWDED_MODELS = 4, 3
 HALVES, COUNTED = 0.04, 0.7
 INSIDE, TIME_MEAN, TIME_WORST, PEAK_MEAN, PEAK_WORST, PROCESS_WORST = 0.9, 0.05, 0.10, 0.01, 0.03, 0.05
@@ -160,14 +160,18 @@ def settings(recipe: str, model: dict[str, int], *, steps: int, ranks: int = 2) 
 
 def time_trial(recipe: str, ranks: int, model: int) -> dict[str, Any]:
     """Run and calibrate in turns; return what was predicted and what was measured."""
-    values, share = settings(recipe, MODELS[model], steps=ENDLESS, ranks=ranks), SHARE_OF_RUN[ranks]
-    with (
-        EndlessRun(recipe, ranks=ranks, values=values, share=share) as run,
-        Calibration(recipe, ranks=ranks, values=values, seconds=(1 + share) * REHEARSED_S) as kept,
-    ):
-        take_turns([run.command, kept.command], lambda: kept.has_ended() or run.has_ended(), step_s=run.step_s)
+    values, count = settings(recipe, MODELS[model], steps=ENDLESS, ranks=ranks), RUNS_IN_TURNS[ranks]
+    with ExitStack() as stack:
+        runs = [stack.enter_context(EndlessRun(recipe, ranks=ranks, values=values)) for _ in range(count)]
+        seconds = (1 + count) * REHEARSED_S
+        kept = stack.enter_context(Calibration(recipe, ranks=ranks, values=values, seconds=seconds))
+        take_turns(
+            [*(run.command for run in runs), kept.command],
+            lambda: kept.has_ended() or any(run.has_ended() for run in runs),
+            step_s=lambda: max(run.step_s() for run in runs),
+        )
         said = kept.found()
-        found = run.measured()
+        found = pooled([run.measured() for run in runs])
     if isinstance(said, str) or not found:
         return {"kind": "time", "refused": said if isinstance(said, str) else "no rank has made a step"}
     slowest = max(found, key=lambda one: one.median)

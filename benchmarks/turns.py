@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 import psutil
 
 import ttlaunch
-from ttlaunch.app.calibrate import predict_time
+from ttlaunch.app.calibrate import copies_of, predict_time
 from ttlaunch.app.predict import NotPredicted
 from ttlaunch.diagnostics import LaunchError
 from ttlaunch.running.metrics.telemetry import RankTelemetry
@@ -49,13 +49,11 @@ class Command:
     Attributes:
         pid: The process from which the ranks descend.
         ranks: How many it starts.
-        share: How many times longer its turns are than they have to be.
         turns: When they computed: begin and end, in seconds since the epoch.
     """
 
     pid: int
     ranks: int
-    share: int = 1
     turns: list[tuple[float, float]] = field(default_factory=list)
     _found: list[psutil.Process] = field(default_factory=list)
     _looked: float = 0.0
@@ -87,7 +85,7 @@ def take_turns(commands: Sequence[Command], until: Callable[[], bool], *, step_s
                         other.signal(signal.SIGSTOP)
                 command.signal(signal.SIGCONT)
                 began = time.time()
-                time.sleep(command.share * max(TURN_S, STEPS_IN_A_TURN * step_s()))
+                time.sleep(max(TURN_S, STEPS_IN_A_TURN * step_s()))
                 command.turns.append((began, time.time()))
     finally:
         for command in commands:
@@ -101,8 +99,8 @@ class EndlessRun:
         command: Its part in the turns.
     """
 
-    def __init__(self, recipe: str, *, ranks: int, values: Mapping[str, Any], share: int = 1) -> None:
-        """Start it; its turns are `share` times as long as others'."""
+    def __init__(self, recipe: str, *, ranks: int, values: Mapping[str, Any]) -> None:
+        """Start it."""
         self._before = 0
         self._folder = tempfile.TemporaryDirectory(prefix="ttl-bench-")
         given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
@@ -121,7 +119,7 @@ class EndlessRun:
         self._process = subprocess.Popen(
             [*order, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self.command = Command(self._process.pid, ranks, share)
+        self.command = Command(self._process.pid, ranks)
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +177,7 @@ class Calibration:
         self._process = context.Process(target=_calibrate, args=(told, recipe, ranks, dict(values), seconds))
         self._process.start()
         told.close()
-        self.command = Command(self._process.pid or 0, min(max(ranks, 1), os.cpu_count() or 1))
+        self.command = Command(self._process.pid or 0, copies_of(ranks))
 
     def __enter__(self) -> Self:
         return self
@@ -264,6 +262,24 @@ def steps_in_turns(
 class _Halves(NamedTuple):
     seconds: tuple[list[float], list[float]]
     steps: list[int]
+
+
+def pooled(runs: Sequence[Sequence[TimedRank]]) -> list[TimedRank]:
+    """Return for each rank the steps of all runs of the same plan; the time of a phase is the mean over runs.
+
+    A process keeps the pages of memory that it got, and two runs differ by up to a tenth for that alone. Empty if a run
+    has measured nothing.
+    """
+    found = []
+    for same in zip(*runs, strict=False):
+        halves = tuple([seconds for one in same for seconds in one.steps[half]] for half in (0, 1))
+        phases = {
+            name: statistics.fmean(one.phases[name] for one in same)
+            for name in same[0].phases
+            if all(name in one.phases for one in same)
+        }
+        found.append(TimedRank(same[0].rank, halves, phases))
+    return found
 
 
 def _ends_of(folder: Path, rank: int) -> dict[int, float]:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import turns
-from benchmarks.turns import steps_in_turns
+from benchmarks.turns import TimedRank, pooled, steps_in_turns
 from ttlaunch.running.metrics.telemetry import RankTelemetry
 
 TURNS = [(100.0, 101.0), (102.0, 103.0), (104.0, 105.0), (106.0, 107.0)]
@@ -46,3 +46,16 @@ def test_cut_steps_count_only_where_whole_ones_are_few():
     assert all(one == pytest.approx(0.03) for half in timed(whole).steps for one in half)
     assert 80 == sum(map(len, timed(steps).steps))
     assert 5 == sum(map(len, timed([*whole[:4], (100.95, 102.35)]).steps))
+
+
+def test_steps_of_several_runs_count_together_and_of_phases_the_mean():
+    one, other = [TimedRank(0, ([0.1], [0.2]), {"forward": 0.1})], [TimedRank(0, ([0.3, 0.4], []), {"forward": 0.3})]
+
+    [found] = pooled([one, other])
+
+    assert ([0.1, 0.3, 0.4], [0.2]) == found.steps
+    assert {"forward": pytest.approx(0.2)} == found.phases
+
+
+def test_a_run_that_has_measured_nothing_leaves_nothing():
+    assert [] == pooled([[TimedRank(0, ([0.1], [0.2]), {})], []])

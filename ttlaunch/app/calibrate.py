@@ -28,6 +28,9 @@ from ttlaunch.system_reason import system_reason
 _RECIPE = Path(contract.__file__).parent / "runtime" / "calibration"
 _SECONDS = 4.0
 _LONGEST_S = 10.0
+_COPIES_OF_ONE = 2
+"""How often a single rank is rehearsed: a process keeps the pages of memory that it got, which make it up to a tenth slower or quicker than another.
+With three, a calibration would take longer than it may where there are two cores."""
 _HERE = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -54,6 +57,11 @@ def predict_time(plan: LaunchPlan, *, anew: bool, seconds: float = _SECONDS) -> 
     return why or _calibrate(plan, content, seconds)
 
 
+def copies_of(ranks: int) -> int:
+    """Return in how many processes the ranks of a plan are rehearsed: as many as cores at a time, or a single rank several times after another."""
+    return _COPIES_OF_ONE if ranks == 1 else max(2, min(ranks, len(os.sched_getaffinity(0))))
+
+
 def _not_here(plan: Mapping[str, Any]) -> NotPredicted | None:
     """Return why the ranks of a plan cannot be rehearsed on this machine; None if they can."""
     elsewhere = sorted({row["host"] for row in plan["ranks"]} - _HERE - {socket.gethostname()})
@@ -71,7 +79,7 @@ def _calibrate(plan: LaunchPlan, content: Mapping[str, Any], seconds: float) -> 
         LaunchError: It failed, or is useless.
     """
     ranks = len(content["ranks"])
-    copies = max(min(ranks, len(os.sched_getaffinity(0))), min(ranks, 2))
+    copies = copies_of(ranks)
     with tempfile.TemporaryDirectory(prefix="ttl-calibration-") as place:
         folder = Path(place)
         write_plan(plan, folder / "plan")

@@ -28,10 +28,15 @@ def render_time(found: Found) -> list[str]:
         "  time of a step, ms: medians of rehearsed steps, of which eight in ten took the time between `from` and `to`",
         *render_table([heading, *map(_row, found.ranks)], right=range(2, len(heading)), indent="    "),
         f"    {_together(found)}",
-        f"    rehearsed {_ago(found.kept.made)} on this machine, {found.kept.steps} steps, {found.kept.copies} at a time",
+        f"    rehearsed {_ago(found.kept.made)} on this machine, {found.kept.steps} steps, {_copies(found)}",
         *_link(found),
         *_notes(found),
     ]
+
+
+def _copies(found: TimePrediction) -> str:
+    """In how many processes: only copies of a single rank, which has no link, come one after the other."""
+    return f"{found.kept.copies} {'at a time' if found.kept.link or found.kept.copies == 1 else 'one after the other'}"
 
 
 def _row(one: RankTime) -> tuple[str, ...]:

@@ -80,7 +80,8 @@ class RehearsalEnd:
 
     Attributes:
         findings: Why it cannot be used, in words; empty if it can.
-        is_spare: Whether it has ended early, because fewer ranks compute at a time than there are copies.
+        is_spare: Whether it has ended early, because fewer ranks compute at a time than there are copies, or has not begun, because the copy
+            before it took all the time.
     """
 
     ranks: tuple[RehearsedRank, ...]
@@ -104,7 +105,7 @@ class KeptPlan:
 
     Attributes:
         made: When it was measured, in seconds since the epoch.
-        copies: How many copies of the ranks computed at the same time.
+        copies: How many copies of the ranks have steps that count: at the same time, or one after the other if the plan has one rank.
         steps: How many steps of each rank counted.
         busy: Elapsed time divided by processor time: 1 on a machine with nothing else to do.
         halves: By how much the medians of every second step and of the others differ.

@@ -74,7 +74,14 @@ class MessageCosts:
 
 
 def rehearse(
-    world: World, costs: MessageCosts, *, seconds: float, folder: Path, copy: int = 0, copies: int = 1
+    world: World,
+    costs: MessageCosts,
+    *,
+    seconds: float,
+    folder: Path,
+    copy: int = 0,
+    copies: int = 1,
+    longest_s: float | None = None,
 ) -> dict[str, Any]:
     """Run every role with values until the time is over, and return what each step of each rank has taken; or raise what a role raises.
 
@@ -85,6 +92,7 @@ def rehearse(
         folder: Where the ranks write their records.
         copy: Which copy of the ranks this is, of as many as rehearse at the same time.
         copies: How many those are; if fewer ranks of the plan compute at a time, the last ones end early.
+        longest_s: When it ends though too few steps are done; None: after twice `seconds`.
 
     Returns:
         The fields of a `RehearsalEnd`, without its link.
@@ -94,7 +102,8 @@ def rehearse(
     ranks = tuple(map(Rank, range(world.size)))
     clock = VirtualClock(ranks)
     virtual = VirtualWorld(world.roles, clock, _AT_ONCE)
-    timing = _timing(cfg, seconds, end=virtual.end)
+    longest_s = _PATIENCE * seconds if longest_s is None else longest_s
+    timing = _timing(cfg, seconds, longest_s, end=virtual.end)
     watched = Concurrency(clock, ranks, copy, copies, decides_at=timing.deadline - (1 - _DECIDES) * seconds)
     (records := folder / f"copy-{os.getpid()}").mkdir()
     timed = {rank: _TimedRank(rank, clock, timing=timing, concurrency=watched, costs=costs) for rank in ranks}
@@ -114,7 +123,7 @@ def rehearse(
         getattr(trainer, world.roles[rank])(cfg, ctx)
 
     outcome = virtual.run({rank: partial(live, rank) for rank in timed})
-    findings = [] if watched.is_spare else _findings(outcome, timed, seconds=seconds)
+    findings = [] if watched.is_spare else _findings(outcome, timed, longest_s=longest_s)
     return {"ranks": _ranks(outcome, world, timed), "findings": findings, "is_spare": watched.is_spare}
 
 
@@ -142,10 +151,10 @@ class _Timing:
     end: Callable[[], Any]
 
 
-def _timing(cfg: ConfigFile, seconds: float, *, end: Callable[[], Any]) -> _Timing:
+def _timing(cfg: ConfigFile, seconds: float, longest_s: float, *, end: Callable[[], Any]) -> _Timing:
     now = time.thread_time if cfg.device_config.threads_per_rank == 1 else time.perf_counter
     began = time.monotonic()
-    return _Timing(now, deadline=began + seconds, last=began + _PATIENCE * seconds, end=end)
+    return _Timing(now, deadline=began + seconds, last=began + longest_s, end=end)
 
 
 def _ranks(outcome: VirtualOutcome, world: World, timed: "Mapping[Rank, _TimedRank]") -> list[dict[str, Any]]:
@@ -155,11 +164,11 @@ def _ranks(outcome: VirtualOutcome, world: World, timed: "Mapping[Rank, _TimedRa
     return [{"role": world.roles[rank], "steps": one.settled_steps()} for rank, one in sorted(timed.items())]
 
 
-def _findings(outcome: VirtualOutcome, timed: "Mapping[Rank, _TimedRank]", *, seconds: float) -> list[str]:
+def _findings(outcome: VirtualOutcome, timed: "Mapping[Rank, _TimedRank]", *, longest_s: float) -> list[str]:
     """Return why the steps cannot be used; none if they can."""
     found = [finding.message for finding in outcome.findings]
     if not found and not any(one.settled_steps() for one in timed.values()):
-        found = [f"no rank has done {_FEWEST_STEPS} steps within {_PATIENCE * seconds:.0f} s"]
+        found = [f"no rank has done {_FEWEST_STEPS} steps within {longest_s:.0f} s"]
     return found
 
 

@@ -3,7 +3,9 @@
     rank 0 ←─ 1 kB … 8 MB ─→ rank 1          then in each rank, at the same time: rank 0, rank 1, … of the plan
 
 There are as many copies as the plan has ranks that compute at the same time (`concurrency.py`), because ranks that share a machine slow each
-other down: they share its memory. What a copy measures of each rank is therefore what the rank will take beside the others.
+other down: they share its memory. What a copy measures of each rank is therefore what the rank will take beside the others. A plan of one rank
+has several copies that rehearse one after the other: two processes that do the same differ by up to a tenth for as long as they live, because
+of where in the machine's memory their pages are.
 
     ttlaunch plan data_parallel --predict --step-time
 """
@@ -12,7 +14,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,15 +45,43 @@ _BLOCKS, _WIDEST, _ROWS = 3, 256, 32
 
 
 def copy(cfg: Config, ctx: RankContext) -> None:
-    """Measure messages with the next copy if there is one, and rehearse."""
+    """Measure messages with the next copy, and rehearse; if the plan has one rank, rehearse after the copy before this one."""
     order, link = cfg.calibration_config, None
     world, folder = read_world(Path(order.plan)), Path(order.folder)
-    if ctx.world_size > 1:
+    if world.size == 1:
+        found = in_turn(ctx, partial(rehearse, world, _NO_LINK, folder=folder), seconds=order.seconds)
+    else:
         link = _measure_link(ctx, width=_width_of(world))
-    costs = _NO_LINK if link is None else MessageCosts(link.latency_s, link.again_s, link.bytes_per_s)
-    found = rehearse(world, costs, seconds=order.seconds, folder=folder, copy=ctx.rank, copies=ctx.world_size)
+        costs = MessageCosts(link.latency_s, link.again_s, link.bytes_per_s)
+        found = rehearse(world, costs, seconds=order.seconds, folder=folder, copy=ctx.rank, copies=ctx.world_size)
+    found = found or {"ranks": [{"role": role, "steps": []} for role in world.roles], "findings": [], "is_spare": True}
     content = {**found, "link": None if link is None else _as_json(link)}
     (folder / rehearsal_file(ctx.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def in_turn(ctx: RankContext, rehearsing: Callable[..., dict[str, Any]], *, seconds: float) -> dict[str, Any] | None:
+    """Let one copy after the other rehearse a single rank: beside each other they would slow each other down, as no run does.
+
+    Args:
+        ctx: The context of this copy.
+        rehearsing: Is called with `seconds` and `longest_s`, and returns what it has found.
+        seconds: The time for all copies.
+
+    Returns:
+        What it has found; None if the copies before took all the time, because their steps are long.
+    """
+    left = torch.tensor([seconds], dtype=torch.float64)
+    if ctx.rank:
+        ctx.recv(left, source=Rank(ctx.rank - 1))
+    began, part = time.monotonic(), seconds / ctx.world_size
+    found = None
+    if ctx.rank == 0 or left.item() > part / 2:
+        own = left.item() / (ctx.world_size - ctx.rank)
+        found = rehearsing(seconds=own, longest_s=left.item() + seconds)
+    left -= time.monotonic() - began
+    if ctx.rank + 1 < ctx.world_size:
+        ctx.send(left, dest=Rank(ctx.rank + 1))
+    return found
 
 
 def _width_of(world: World) -> int:
