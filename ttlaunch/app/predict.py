@@ -145,6 +145,7 @@ def _parsed(found: bytes, plan: Mapping[str, Any]) -> Prediction | NotPredicted:
 
 
 def _run(plan_file: Path, working_folder: Path, variables: Mapping[str, str]) -> bytes | NotPredicted:
+    variables = {**variables, "MALLOC_MMAP_THRESHOLD_": _MAP_FROM}
     return run_hollow(_MODULE, plan_file, working_folder, variables=variables, result=PREDICTION_FILE)
 
 
@@ -175,7 +176,6 @@ def run_hollow(
         given = {
             contract.ENV_RUN_DIR: place,
             contract.ENV_PLAN: str(plan_file.resolve()),
-            "MALLOC_MMAP_THRESHOLD_": _MAP_FROM,
             "CUDA_VISIBLE_DEVICES": "",
         }
         try:

@@ -6,7 +6,6 @@ that their work takes (`work.py`), messages that of the ports that they share (`
 itself. It is in `virtual.json` in the folder that the environment names.
 """
 
-import faulthandler
 import gc
 import json
 import math
@@ -62,6 +61,7 @@ from ttlaunch.runtime.timed_steps import Jitter, TimedSteps
 from ttlaunch.runtime.training.passes import differentiate
 from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.runtime.virtual_context import virtual_context
+from ttlaunch.runtime.virtual_process import prepare_process
 from ttlaunch.runtime.work import Work, spending
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
@@ -78,9 +78,7 @@ _MOST_RANKS = 256
 
 def main() -> None:
     """Run the plan that the environment names; status 1 if a rank fails."""
-    faulthandler.enable()
-    torch.set_num_threads(1)
-    spare_searches()
+    prepare_process()
     run_dir = Path(os.environ[contract.ENV_RUN_DIR])
     order = read(VirtualOrder, (run_dir / VIRTUAL_ORDER_FILE).read_bytes())
     if isinstance(order, BadRecord):
@@ -91,12 +89,6 @@ def main() -> None:
         print_error(error)
         sys.exit(contract.STATUS_RANK_FAILED)
     (run_dir / VIRTUAL_FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
-
-
-def spare_searches() -> None:
-    """Let Python search seldom for objects that refer to each other in a circle: messages do not, and there are many of them."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 def run_virtually(world: World, order: VirtualOrder, *, known: dict[Hashable, Found] | None = None) -> dict[str, Any]:

@@ -4,28 +4,24 @@ The folder that the environment names has a folder for each plan, 0 to COUNT - 1
 `virtual.json`, or `virtual-error.txt` with one line that says why there is none. A plan that fails does not keep others from running.
 """
 
-import faulthandler
 import json
 import os
 import sys
 from collections.abc import Hashable
 from pathlib import Path
 
-import torch
-
 from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.virtual import VIRTUAL_ERROR_FILE, VIRTUAL_FILE, VIRTUAL_ORDER_FILE, VirtualOrder
 from ttlaunch.runtime.hollow import Found
-from ttlaunch.runtime.virtual import run_virtually, spare_searches
+from ttlaunch.runtime.virtual import run_virtually
+from ttlaunch.runtime.virtual_process import prepare_process
 from ttlaunch.runtime.world import read_world
 
 
 def main() -> None:
     """Run the plans in the folder that the environment names."""
-    faulthandler.enable()
-    torch.set_num_threads(1)
-    spare_searches()
+    prepare_process()
     known: dict[Hashable, Found] = {}
     for number in range(int(sys.argv[1])):
         folder = Path(os.environ[contract.ENV_RUN_DIR]) / str(number)
