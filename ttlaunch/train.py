@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 # `a as a` marks a name as public for type checkers.
 if TYPE_CHECKING:
+    from ttlaunch.membership.tasks import TaskList as TaskList
     from ttlaunch.runtime.checkpoint.checkpoints import held_tensors as held_tensors
     from ttlaunch.runtime.comm.agreement import agree as agree
     from ttlaunch.runtime.comm.collectives import all_gather as all_gather
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.servers.snapshot import SnapshotValidation as SnapshotValidation
     from ttlaunch.runtime.parallel.servers.snapshot import begin_task as begin_task
     from ttlaunch.runtime.parallel.servers.tasks import TaskedState as TaskedState
-    from ttlaunch.runtime.parallel.servers.tasks import TaskList as TaskList
     from ttlaunch.runtime.parallel.serving.columns import ColumnModel as ColumnModel
     from ttlaunch.runtime.parallel.serving.columns import columns_among as columns_among
     from ttlaunch.runtime.parallel.serving.columns import run_share as run_share

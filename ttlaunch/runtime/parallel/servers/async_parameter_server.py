@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ttlaunch.membership.tasks import TaskList
 from ttlaunch.runtime.comm.protocol import CommunicationError, Pending
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.codec import build_codec
 from ttlaunch.runtime.parallel.servers import messages
 from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, read_push
-from ttlaunch.runtime.parallel.servers.tasks import TaskList
 from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CompressionConfig

@@ -5,9 +5,7 @@
     server       push task 7 again              if its gradient has not arrived
                  tasks and weights              if an answer was lost, or the worker is new
 
-The server knows which tasks each worker has. Those that a worker does not name after a change are in an answer that was lost, and
-those of a worker that is gone are lost with it: both are handed out again. Only the server applies gradients, and it applies
-none of a task that is closed, so every task is applied exactly once, whatever is pushed twice.
+Which worker has which tasks is in `membership/tasks.py`. Only the server applies gradients, and it applies none of a task that is closed.
 
 Shapes: N = values of the flat vector, S = 4N = bytes of the weights in float32.
 """
@@ -19,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ttlaunch.membership.messages import Begin
+from ttlaunch.membership.tasks import TaskList, TasksInHand
 from ttlaunch.runtime.comm.protocol import CommunicationError, Pending
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.elastic.member import INTERRUPTIONS, ElasticMember
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.servers import messages
 from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, read_push
-from ttlaunch.runtime.parallel.servers.tasks import TaskList
 from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
@@ -43,7 +41,6 @@ class ElasticTaskServer:
     Order: the updates happen in the order in which gradients arrive; the run records it.
 
     Attributes:
-        handed_out_again: How many tasks were taken from workers that are gone.
         dropped: How many gradients came of tasks that were closed.
     """
 
@@ -55,20 +52,25 @@ class ElasticTaskServer:
         """
         if ctx.elastic is None:
             raise ValueError("this server needs a run that was started with `--elastic`")
-        self._ctx, self._model, self._tasks = ctx, model, tasks
+        self._ctx, self._model, self._in_hand = ctx, model, TasksInHand(tasks)
         self._member: ElasticMember = ctx.elastic
-        self.handed_out_again = self.dropped = 0
-        self._in_hand: dict[int, set[int]] = {}  # by number, as all of these
-        self._parked: dict[int, bool] = {}  # those that wait for a task, and whether they want weights
+        self.dropped = 0
+        self._parked: dict[
+            int, bool
+        ] = {}  # by number, as all of these: who waits for a task, and whether it wants weights
         self._receiving: dict[int, tuple[Pending, Tensor]] = {}
         self._sending: dict[int, list[tuple[Pending, Tensor]]] = {}
         self._buffers: dict[int, Tensor] = {}
         self._ranks: dict[int, Rank] = {}
         self._version = ctx.steps_done  # updates in the weights
-        self._is_ending = False
         self._dismissed: set[int] = set()  # in this epoch
         self._met: set[int] = set()
         self._member.follow(self._begin_epoch)
+
+    @property
+    def handed_out_again(self) -> int:
+        """How many tasks were taken from workers that are gone."""
+        return self._in_hand.handed_out_again
 
     def next_push(self, meanwhile: Callable[[], bool] | None = None) -> tuple[int, Push]:
         """Take the gradient that arrives next, of a task that is open, and leave it in `model.grads_N`.
@@ -102,8 +104,7 @@ class ElasticTaskServer:
         Cost: one message of 24 bytes (int64), and one of S bytes (float32) if the worker asked for weights.
         """
         self._version = self._ctx.step
-        self._tasks.close(push.task)
-        self._in_hand[number].discard(push.task)
+        self._in_hand.close(number, push.task)
         with suppress(*INTERRUPTIONS):  # the worker then says what it has, and gets another answer
             self._give(number, with_weights=push.wants_weights)
 
@@ -115,22 +116,19 @@ class ElasticTaskServer:
         Raises:
             EpochOverError, PeerLostError: The members change.
         """
-        self._is_ending = True
+        self._in_hand.is_ending = True
         self._wake()
         while self._dismissed < self._ranks.keys():
             found = self._serve_one()
             if found is not None:
                 number, push, _ = found
-                self._in_hand[number].discard(push.task)
+                self._in_hand.drop(number, push.task)
                 self._give(number, with_weights=push.wants_weights)
 
     def _begin_epoch(self, begin: Begin, _place: int) -> None:
         """Forget what was under way, and take back the tasks of workers that are gone."""
         numbers = [number for number in begin.numbers if number != self._member.own.number]
-        for number in self._in_hand.keys() - set(numbers):
-            self.handed_out_again += len(self._in_hand[number])
-            self._tasks.take_back(self._in_hand.pop(number))
-        self._in_hand = {number: self._in_hand.get(number, set()) for number in numbers}
+        self._in_hand.begin_epoch(numbers)
         self._ranks = {number: Rank(begin.numbers.index(number)) for number in numbers}
         self._buffers = {number: self._buffers.get(number, self._room()) for number in numbers}
         self._parked, self._receiving, self._sending = {}, {}, {}
@@ -153,7 +151,7 @@ class ElasticTaskServer:
             return None
         push, payload = read_push(buffer)
         self._check(number, push)
-        if push.task in self._in_hand[number]:
+        if self._in_hand.is_awaited(number, push.task):
             return number, push, payload
         self.dropped += 1
         self._give(number, with_weights=push.wants_weights)
@@ -176,18 +174,16 @@ class ElasticTaskServer:
         """Bring a worker's tasks in line with what it says at the begin of an epoch."""
         self._met.add(number)
         wanted, wants_weights, pushed, *others = said
-        has, held = self._in_hand[number], {pushed, *others} - {0}
-        if not 1 <= wanted <= _MOST_IN_HAND or not held - {pushed} <= has:
-            raise CommunicationError(
-                f"worker {number} says that it has the tasks {sorted(held)}, and got {sorted(has)}"
-            )
-        self._tasks.take_back(has - held)  # they were in an answer that was lost
-        self._in_hand[number] = has & held
-        is_open = pushed in has
+        if not 1 <= wanted <= _MOST_IN_HAND:
+            raise CommunicationError(f"worker {number} says that it wants {wanted} tasks in hand")
+        try:
+            is_open = self._in_hand.meet(number, pushed=pushed, others=others)
+        except ValueError as error:
+            raise CommunicationError(str(error)) from None
         self._send(number, torch.tensor([int(is_open)]), messages.VERDICT_OF_PUSH)
         if is_open:
             self._expect(number, self._buffers[number], messages.PUSHES)
-        elif pushed or not held:
+        elif pushed or not any(others):
             self._give(number, with_weights=bool(wants_weights), count=1 if pushed else wanted)
         else:
             self._expect_next(number)
@@ -204,20 +200,18 @@ class ElasticTaskServer:
     def _wake(self) -> None:
         """Give tasks to those that wait for one, as long as there are some; if no step is left, let them end."""
         for number, with_weights in list(self._parked.items()):
-            if not self._is_ending and not self._tasks.has_more:
+            if not self._in_hand.has_more:
                 return
             del self._parked[number]
             self._give(number, with_weights=with_weights)
 
     def _give(self, number: int, *, with_weights: bool, count: int = 1) -> None:
         """Answer with tasks; a worker without any waits for one, unless no step is left."""
-        tasks = [0 if self._is_ending else self._tasks.hand_out() for _ in range(count)]
-        has = self._in_hand[number]
-        if not any(tasks) and not has and not self._is_ending:
+        tasks = self._in_hand.hand_out(number, count=count)
+        if tasks is None:
             self._parked[number] = with_weights
             return
-        has.update(task for task in tasks if task)
-        if self._is_ending and not has:
+        if self._in_hand.is_ending and not self._in_hand.has_some(number):
             self._dismissed.add(number)
         self._expect_next(number)
         self._send(number, torch.tensor([*tasks, *[0] * (_MOST_IN_HAND - count), self._version]), messages.ANSWERS)
@@ -225,7 +219,7 @@ class ElasticTaskServer:
             self._send(number, self._model.weights_N.clone(), messages.PULLED)
 
     def _expect_next(self, number: int) -> None:
-        if self._in_hand[number]:
+        if self._in_hand.has_some(number):
             self._expect(number, self._buffers[number], messages.PUSHES)
 
     def _send(self, number: int, tensor: Tensor, tag: int) -> None:
