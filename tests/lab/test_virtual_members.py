@@ -10,6 +10,7 @@ from ttlaunch.diagnostics import Source
 from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.lab.virtual_elastic_faults import Happening, judge_elastic
 from ttlaunch.lab.virtual_members import VirtualMembers
+from ttlaunch.lab.virtual_steps import StepsTogether
 from ttlaunch.planning.fault_parser import parse_faults
 
 MICRO_BATCHES = 8
@@ -41,7 +42,8 @@ def run(text, *, ranks=2, elastic="1:3", steps=30, hostfile=None, lease_s=15.0, 
     faults, mistakes = parse_faults(Source("--plan", text)) if text else ([], [])
     assert [] == mistakes
     hosts = [row.host for row in plan.ranks]
-    members = VirtualMembers(plan.elastic, hosts=hosts, steps=steps, costs=Costs(servers=plan.elastic.servers, **costs))
+    known = Costs(servers=plan.elastic.servers, **costs)
+    members = VirtualMembers(plan.elastic, hosts=hosts, steps=steps, costs=known, work=StepsTogether)
     happening = Happening(faults, plan.ranks, members, lease_s=lease_s)
     members.run()
     return members, judge_elastic(plan, faults, members, happening=happening)

@@ -22,6 +22,7 @@ from ttlaunch.lab.virtual_elastic_faults import PLAYED, TARGETS, Happening, judg
 from ttlaunch.lab.virtual_faults import VirtualVerdict, not_simulated
 from ttlaunch.lab.virtual_members import VirtualMembers
 from ttlaunch.lab.virtual_processes import Epoch, Process
+from ttlaunch.lab.virtual_steps import StepsTogether
 from ttlaunch.planning.fault_checks import check_faults, scope_of
 from ttlaunch.planning.faults import Fault
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -148,7 +149,8 @@ def run_elastic_virtually(
     costs = WorkerCosts(spec, plan, of_steps, steps=steps, form=recipe.elastic, simulate=simulate)
     costs.start_s = start_s
     costs.look_ahead(conditions.faults)
-    members = VirtualMembers(plan.elastic, hosts=[row.host for row in plan.ranks], steps=steps, costs=costs)
+    hosts = [row.host for row in plan.ranks]
+    members = VirtualMembers(plan.elastic, hosts=hosts, steps=steps, costs=costs, work=StepsTogether)
     happening = Happening(conditions.faults, plan.ranks, members, lease_s=conditions.patience.lease_s)
     members.run()
     assert members.over_s is not None  # noqa: S101 - it has run

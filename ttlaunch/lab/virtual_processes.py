@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ttlaunch.membership.messages import Begin
 from ttlaunch.membership.worker import Leaves, WorkerState
-from ttlaunch.spec.recipe.blocks import aligned_subtrees
 
 
 class Costs(Protocol):
@@ -50,12 +48,13 @@ class Epoch:
         step: The step after which it began.
         at_s: When it began.
         reasons: Why.
+        blocks: The micro-batches of each member in all steps but the first.
         computed_anew: How many micro-batches of the interrupted step had to be computed again.
         lost_steps: How many steps of their own went with workers that take part no more.
+        tasks_again: How many tasks were handed out again that such workers had.
         steps: How many steps were made in it.
         done_s: When its first step was done; None if none was.
         lost_s: How much later that was than with one step of the new members right after the last step before; None if none was made.
-        blocks: The micro-batches of each member in all steps but the first.
     """
 
     epoch: int
@@ -63,9 +62,10 @@ class Epoch:
     step: int
     at_s: float
     reasons: tuple[str, ...]
-    computed_anew: int
     blocks: tuple[Leaves, ...]
+    computed_anew: int = 0
     lost_steps: int = 0
+    tasks_again: int = 0
     steps: int = 0
     done_s: float | None = None
     lost_s: float | None = None
@@ -86,7 +86,6 @@ class Process:
         lost_s: When the coordinator knew that it had ended, or treated it so.
         has_left: Whether it was dismissed, as one that was asked to leave.
         attempts: How often it has tried to follow the others.
-        missed: How many steps of their own others have made while it was stopped, which it still has to make.
     """
 
     state: WorkerState
@@ -103,52 +102,13 @@ class Process:
     got: int = 0
     reported: int = 0
     attempts: int = 0
-    missed: int = 0
-    making: "Making | None" = None
 
     @property
     def acts(self) -> bool:
         """Whether it can do anything."""
         return self.gone_s is None and self.stopped_s is None
 
-
-@dataclass
-class Making:
-    """A step that members make.
-
-    Attributes:
-        begin: The order with which the epoch began.
-        starts: When each begins to compute.
-        todo, kept: The micro-batches that each computes, and those whose sums it has.
-        exchange_s: How long the step goes on after the last of them has computed its micro-batches.
-        tries: How often its end was put off, since somebody was stopped.
-    """
-
-    step: int
-    begin: Begin
-    starts: dict[int, float]
-    todo: Mapping[int, Sequence[Leaves]]
-    kept: Mapping[int, Sequence[Leaves]]
-    exchange_s: float = 0.0
-    is_done: bool = False
-    is_stopped: bool = False
-    tries: int = 0
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Their numbers, in the order of their places."""
-        return self.begin.numbers
-
-
-def count_leaves(rows: Sequence[Leaves]) -> int:
-    return sum(stop - first for first, stop in rows)
-
-
-def nodes_of(leaves: set[int]) -> list[Leaves]:
-    """Return the largest nodes of the tree that these micro-batches make up."""
-    rows: list[range] = []
-    for leaf in sorted(leaves):
-        rows[-1:] = (
-            [range(rows[-1].start, leaf + 1)] if rows and rows[-1].stop == leaf else [*rows[-1:], range(leaf, leaf + 1)]
-        )
-    return [(node.start, node.stop) for row in rows for node in aligned_subtrees(row)]
+    def count(self, size: int, *, is_mean: bool) -> None:
+        """Note that it has got a state, or a mean gradient, of so many bytes."""
+        self.taken[is_mean] += 1
+        self.got += size
