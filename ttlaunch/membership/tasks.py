@@ -91,16 +91,17 @@ class TasksInHand:
             self._tasks.take_back(self._of[number])
         self._of = {number: self._of.get(number, set()) for number in numbers}
 
-    def meet(self, number: int, *, pushed: int, others: Collection[int]) -> bool:
+    def meet(self, number: int, *, wanted: int, pushed: int, others: Collection[int]) -> tuple[bool, int]:
         """Bring a worker's tasks in line with what it says at the begin of an epoch.
 
         Args:
             number: The worker.
+            wanted: How many tasks it wants to have at a time.
             pushed: The task whose gradient it has sent and got no answer to; 0 if there is none.
-            others: The tasks that it still computes.
+            others: The tasks that it still computes, and zeros.
 
         Returns:
-            Whether it has to send that gradient again.
+            Whether it has to send that gradient again, and how many tasks it gets at once: 0 if its next gradient comes first.
 
         Raises:
             ValueError: It names tasks that it cannot have.
@@ -110,7 +111,10 @@ class TasksInHand:
             raise ValueError(f"worker {number} says that it has the tasks {sorted(held)}, and got {sorted(has)}")
         self._tasks.take_back(has - held)
         self._of[number] = has & held
-        return pushed in has
+        is_open = pushed in has
+        if is_open or (any(others) and not pushed):
+            return is_open, 0
+        return is_open, 1 if pushed else wanted
 
     def hand_out(self, number: int, *, count: int = 1) -> list[int] | None:
         """Return the next tasks for a worker, 0 in place of each that is not there; None if it has no task and waits for one."""

@@ -55,9 +55,8 @@ class ElasticTaskServer:
         self._ctx, self._model, self._in_hand = ctx, model, TasksInHand(tasks)
         self._member: ElasticMember = ctx.elastic
         self.dropped = 0
-        self._parked: dict[
-            int, bool
-        ] = {}  # by number, as all of these: who waits for a task, and whether it wants weights
+        # By number, as all of these: who waits for a task, and whether it wants weights.
+        self._parked: dict[int, bool] = {}
         self._receiving: dict[int, tuple[Pending, Tensor]] = {}
         self._sending: dict[int, list[tuple[Pending, Tensor]]] = {}
         self._buffers: dict[int, Tensor] = {}
@@ -177,14 +176,12 @@ class ElasticTaskServer:
         if not 1 <= wanted <= _MOST_IN_HAND:
             raise CommunicationError(f"worker {number} says that it wants {wanted} tasks in hand")
         try:
-            is_open = self._in_hand.meet(number, pushed=pushed, others=others)
+            is_open, count = self._in_hand.meet(number, wanted=wanted, pushed=pushed, others=others)
         except ValueError as error:
             raise CommunicationError(str(error)) from None
         self._send(number, torch.tensor([int(is_open)]), messages.VERDICT_OF_PUSH)
-        if is_open:
-            self._expect(number, self._buffers[number], messages.PUSHES)
-        elif pushed or not any(others):
-            self._give(number, with_weights=bool(wants_weights), count=1 if pushed else wanted)
+        if count:
+            self._give(number, with_weights=bool(wants_weights), count=count)
         else:
             self._expect_next(number)
         self._wake()
