@@ -44,6 +44,11 @@ class Config(TrainingFile):
     compression_config: CompressionConfig = CompressionConfig()
 
 
+def tasks_in_hand(config: Config) -> int:
+    """Return how many tasks a worker has at a time: with `is_ahead` also the one after the one that it computes."""
+    return 2 if config.elastic_dp_config.is_ahead else 1
+
+
 RECIPE = Recipe(
     summary="A server applies each gradient when it comes; workers never wait for each other.",
     config=Config,
@@ -65,5 +70,7 @@ RECIPE = Recipe(
         Layout("members", member=per("multihost_config.num_workers", plus=1)),
         only={"compression_config.kind": "none"},
         servers=1,
+        as_roles=["server"],
+        tasks_in_hand=tasks_in_hand,
     ),
 )

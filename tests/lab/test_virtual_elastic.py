@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from tests.changed_recipes import copied_recipe
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.virtual_elastic_view import render_elastic
@@ -46,6 +47,7 @@ CHANGES = {
     "sync_ps": ("kill rank=1 at step=3", {"ranks": 4, "elastic": "3:4", "set": ("sync_ps_config.num_servers=2",)}),
     "zero": ("kill rank=1 at step=3", {"ranks": 3, "elastic": "1:3"}),
     "local_sgd": ("kill rank=1 at step=3", {"ranks": 3, "elastic": "1:3", "set": ("local_sgd_config.every=2",)}),
+    "elastic_dp": ("kill rank=1 at step=3", {"ranks": 3, "elastic": "2:3", "slow": {2: 3.0}}),
 }
 PLAIN = {
     "data_parallel": [(2, {}), (3, {})],
@@ -53,6 +55,7 @@ PLAIN = {
     "sync_ps": [(1, {})],
     "zero": [(2, {})],
     "local_sgd": [(2, {})],
+    "elastic_dp": [(2, {1: 3.0}), (1, {0: 3.0})],
 }
 _ORDER = [(recipe, workers) for recipe, runs in PLAIN.items() for workers, _ in runs]
 
@@ -104,7 +107,8 @@ def simulated():
         for workers, slow in runs:
             spec = RunSpec(recipe, overrides=(*TINY, *settings, f"multihost_config.num_workers={workers}"))
             plan = plan_simulation(spec, Unattended(), has_room=True)
-            steps = 2 if recipe == "local_sgd" else 3  # one alone, and one after which workers agree
+            # Of `local_sgd` one alone, and one after which workers agree; of `elastic_dp` three tasks for each worker.
+            steps = {"local_sgd": 2, "elastic_dp": 3 * workers}.get(recipe, 3)
             orders.append((plan, replace(CONDITIONS, slow=slow, steps=steps)))
     together = InOneProcess()
     for recipe in CHANGES:
@@ -223,6 +227,48 @@ def test_a_step_that_a_killed_worker_has_made_alone_is_lost(changed):
     assert 0 == sum(one.differing for one in found.epochs)
 
 
+def test_workers_that_wait_for_nobody_share_the_time_of_a_step(changed, plain):
+    """Worker 2 takes three times as long for a task of 8 micro-batches of 100 ms as worker 1, which is killed."""
+    found = changed("elastic_dp")
+    assert [(0, 1, 2), (0, 2)] == [one.epoch.members for one in found.epochs]
+    both, alone = (
+        [
+            sum(one.each_ms[1:]) / len(one.each_ms[1:])
+            for one in plain["elastic_dp", count].groups
+            if "worker" == one.role
+        ]
+        for count in (2, 1)
+    )
+    assert [800.0, 2400.0, 2400.0] == pytest.approx([*both, *alone], rel=1e-6)
+    assert [1 / sum(1 / task for task in both), alone[0]] == pytest.approx([one.step_ms for one in found.epochs])
+    assert 6 == sum(one.epoch.steps for one in found.epochs)
+    assert [None, None] == [one.step_bytes for one in found.epochs]
+
+
+def test_tasks_that_are_handed_out_again_are_shown(changed):
+    found = changed("elastic_dp")
+    text = "\n".join(render_elastic(found))
+    assert (
+        "3 workers start on a virtual clock, 2 to 3 take part, and the first one hands each of 6 steps to one" in text
+    )
+    assert "worker-0001 was killed by SIGKILL; 1 task handed out again" in text
+    assert [0, 1] == [one["tasks_again"] for one in found.as_json()["epochs"]]
+
+
+def test_a_recipe_that_does_not_say_how_many_tasks_its_workers_have_is_refused(here):
+    declared = copied_recipe(here / "mine", "elastic_dp").with_name("recipe.py")
+    line = "        tasks_in_hand=tasks_in_hand,\n"
+    assert 1 == declared.read_text().count(line)
+    declared.write_text(declared.read_text().replace(line, ""))
+    with pytest.raises(LaunchError) as refused:
+        simulate(spec=RunSpec("mine/", ranks=3, elastic="2:3"))
+    [found] = refused.value.diagnostics
+    message = (
+        "`--elastic` cannot be simulated for mine: it does not say how many tasks of its server a worker has at a time"
+    )
+    assert (message, ("`tasks_in_hand` of its `Elastic` says so",)) == (found.message, found.hints)
+
+
 def test_the_times_of_steps_and_changes_add_up(changing):
     """In each epoch but for its first step, every step takes as long as in a run of as many ranks."""
     ends = [*(one.epoch.done_s for one in changing.epochs[1:]), None]
@@ -272,13 +318,6 @@ def test_the_epochs_are_shown_with_what_a_change_costs(changing):
             (
                 "`--elastic` cannot be simulated for classic_dp: its members keep no mean gradient for one that lacks a step, "
                 "as where messages of several steps overlap"
-            ),
-        ),
-        (
-            {"target": "elastic_dp", "overrides": (), "elastic": "2:3", "ranks": 3},
-            (
-                "`--elastic` cannot be simulated for elastic_dp: "
-                "its server hands out tasks, and nobody waits for a step of all"
             ),
         ),
     ],

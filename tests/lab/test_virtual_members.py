@@ -20,22 +20,38 @@ LEAF_S, REST_S = 0.1, 0.05
 class Costs:
     """Each micro-batch takes 0.1 s, the rest of a step 0.05 s, a byte 1 ms, and orders no time."""
 
-    def __init__(self, *, servers=0, every=1, start_s=1.0, state_s=0.3, mean_s=0.01, most_means=4):
-        self._servers, self.every = servers, every
+    def __init__(
+        self, *, servers=0, every=1, start_s=1.0, state_s=0.3, mean_s=0.01, most_means=4, waited_s=0.0, slow=None
+    ):
+        self._servers, self.every, self._waited_s, self._slow = servers, every, waited_s, slow or {}
         self.start_s, self.notice_s, self.latency_s, self.most_means = start_s, 0.25, 0.0, most_means
         self.state_bytes, self.mean_bytes = round(state_s * 1e3), round(mean_s * 1e3)
 
     def step_s(self, members, *, agrees):
         return agrees * REST_S + LEAF_S * math.ceil(MICRO_BATCHES / (len(members) - self._servers))
 
-    def leaf_s(self, _number):
-        return LEAF_S
+    def task_s(self, number, _members):
+        return MICRO_BATCHES * self.leaf_s(number) + self._waited_s
+
+    def leaf_s(self, number):
+        return LEAF_S * self._slow.get(number, 1.0)
 
     def transfers_s(self, gifts):
         return {number: sum(sizes.values()) / 1e3 for number, sizes in gifts.items()}
 
 
-def run(text, *, ranks=2, elastic="1:3", steps=30, hostfile=None, lease_s=15.0, recipe="data_parallel", **costs):
+def run(
+    text,
+    *,
+    ranks=2,
+    elastic="1:3",
+    steps=30,
+    hostfile=None,
+    lease_s=15.0,
+    recipe="data_parallel",
+    work=StepsTogether,
+    **costs,
+):
     """Run two workers with these faults; returns the members and the verdict."""
     spec = RunSpec(recipe, ranks=ranks, elastic=elastic, hostfile=hostfile)
     plan = plan_simulation(spec, Unattended(), has_room=True)
@@ -43,7 +59,7 @@ def run(text, *, ranks=2, elastic="1:3", steps=30, hostfile=None, lease_s=15.0, 
     assert [] == mistakes
     hosts = [row.host for row in plan.ranks]
     known = Costs(servers=plan.elastic.servers, **costs)
-    members = VirtualMembers(plan.elastic, hosts=hosts, steps=steps, costs=known, work=StepsTogether)
+    members = VirtualMembers(plan.elastic, hosts=hosts, steps=steps, costs=known, work=work)
     happening = Happening(faults, plan.ranks, members, lease_s=lease_s)
     members.run()
     return members, judge_elastic(plan, faults, members, happening=happening)

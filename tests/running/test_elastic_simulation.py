@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
+from statistics import median
 
 import pytest
 
 from tests.changed_recipes import changed_recipe, copied_recipe, write_before
+from ttlaunch import contract
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Source
@@ -34,6 +37,9 @@ def slow_members(here, recipe):
         write_before(trainer, "        known = replica.step(step)", f"        {slow_row('ctx.ranks(ctx.role)')}\n")
         return
     member = trainer.with_name("elastic.py")
+    if recipe == "elastic_dp":
+        write_before(member, "                loss, tokens = differentiate(model, x_BT, ", f"                {SLOW}\n")
+        return
     if recipe == "zero":
         write_before(
             member, "        passes = LayerPasses(", f"        indices = [({SLOW}, index)[1] for index in indices]\n"
@@ -150,6 +156,67 @@ def test_members_of_each_recipe_change_in_a_simulation_as_in_a_real_run(here, re
     compare(report, outcomes, found, steps_apart=3, known=(start_s, leaf_s))
 
 
+def compare_tasks(report, found):
+    """Compare how many tasks were handed out again, and let nothing be computed anew in either."""
+    again = sum(one.epoch.tasks_again for one in found.epochs)
+    assert report["results"]["tasks handed out again"] == again
+    assert [0] * len(found.epochs) == [epoch["computed_anew"] for epoch in report["epochs"]]
+    assert [0] * len(found.epochs) == [one.epoch.computed_anew for one in found.epochs]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_tasks_of_a_killed_worker_are_handed_out_again_in_a_simulation_as_in_a_real_run(here):
+    """Whichever tasks worker 1 has, its fourth one is the first that is number 7 or a later one."""
+    text, form = "kill rank=1 at step=7", {"ranks": 3, "elastic": "2:3"}
+    folder, report, outcomes = run_for_real(here, text, recipe="elastic_dp", **form)
+    replaced = next(event["time"] for event in read_events(folder) if event["event"] == "worker_started")
+    start_s, leaf_s = waited(folder, 4, since=replaced), micro_batch_of_tasks(folder, 1)
+    found = simulate(text, leaf_s=leaf_s, start_s=start_s, target="elastic_dp", **form)
+    assert [[0, 1, 2], [0, 2], [0, 2, 4]] == [list(one.epoch.members) for one in found.epochs]
+    compare(report, outcomes, found, steps_apart=3, known=(start_s, leaf_s))
+    compare_tasks(report, found)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_server_and_its_workers_go_on_in_a_simulation_as_in_a_real_run_when_others_come_and_stop(here):
+    """A worker is stopped for a moment, one joins, and one is stopped for good."""
+    text, form, steps = (
+        "stop rank=1 at step=3; continue rank=1 at step=3; join at step=9; stop rank=2 at step=13",
+        {"ranks": 3, "elastic": "2:4"},
+        48,
+    )
+    folder, report, outcomes = run_for_real(here, text, recipe="elastic_dp", steps=steps, **form)
+    join = [event["time"] for event in read_events(folder) if event["event"] == "fault"][2]
+    replaced = next(event["time"] for event in read_events(folder) if event["event"] == "worker_started")
+    start_s = (waited(folder, 3, since=join) + waited(folder, 5, since=replaced)) / 2
+    leaf_s = micro_batch_of_tasks(folder, 1)
+    found = simulate(text, leaf_s=leaf_s, start_s=start_s, steps=steps, target="elastic_dp", **form)
+    assert [[0, 1, 2], [0, 1, 2, 3], [0, 1, 3], [0, 1, 3, 5]] == [list(one.epoch.members) for one in found.epochs]
+    compare(report, outcomes, found, steps_apart=5, known=(start_s, leaf_s))
+    compare_tasks(report, found)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_lost_server_ends_a_run_in_a_simulation_as_a_real_one(here):
+    text, form = "kill rank=0 at step=5", {"ranks": 3, "elastic": "2:3"}
+    folder, report, outcomes = run_for_real(here, text, recipe="elastic_dp", **form)
+    found = simulate(text, leaf_s=micro_batch_of_tasks(folder, 1), start_s=60.0, target="elastic_dp", **form)
+    compare_ends(report, outcomes, found)
+
+
+def compare_ends(report, outcomes, found):
+    """Compare members, the outcomes, the status and the failure of runs that end early."""
+    assert [epoch["members"] for epoch in report["epochs"]] == [list(one.epoch.members) for one in found.epochs]
+    assert outcomes == [str(one.outcome) for one in found.verdict.faults]
+    verdict = found.verdict
+    assert (report["status"], report["exit_status"]) == (verdict.status, verdict.exit_status)
+    failure = report["failure"]
+    assert (failure["code"], failure["rank"]) == (verdict.failure.code, verdict.failure.rank)
+
+
 def waited(folder, number, *, since):
     """How long a worker took from its start until it registered; a minute if it never did."""
     registered = {entry["worker"]: entry["time"] for entry in read_journal(folder) if entry["what"] == "registered"}
@@ -164,3 +231,10 @@ def micro_batch(folder, report, *, epoch, block):
     first = began["time"] + (began["pause_s"] or 0.0 if epoch == 0 else 0.0)
     steps = fault["step"] - began["step"] - (epoch == 0)
     return (fault["time"] - first) / steps / block
+
+
+def micro_batch_of_tasks(folder, number):
+    """How long one of the 8 micro-batches of a task took, at the median of the tasks of a worker."""
+    lines = (folder / contract.progress_file(number)).read_text().splitlines()
+    done = [one["time"] for one in map(contract.read_record, lines) if one and one["kind"] == contract.KIND_STEP]
+    return median(later - earlier for earlier, later in pairwise(done)) / 8

@@ -24,9 +24,6 @@ _WORKERS = ("worker", "started, s", "can take part, s", "got, bytes", "ended, s"
 
 def render_elastic(found: VirtualElasticRun) -> list[str]:
     """Render an elastic run: a line for each epoch, one for each worker that came or ended, and how the run would end."""
-    limits = found.plan.elastic
-    assert limits is not None  # noqa: S101 - the run is elastic
-    number = str(limits.minimum) if limits.minimum == limits.maximum else f"{limits.minimum} to {limits.maximum}"
     workers = [
         (
             worker_name(number),
@@ -41,7 +38,7 @@ def render_elastic(found: VirtualElasticRun) -> list[str]:
     ]
     come_and_go = ["", *render_table([_WORKERS, *workers], right=range(1, 5), indent="  ")] if workers else []
     return [
-        f"{counted(limits.first, 'worker')} {'starts' if limits.first == 1 else 'start'} on a virtual clock, {number} make each of {counted(found.steps, 'step')}",
+        _describe(found),
         *render_machines(found.conditions, found.plan),
         f"  a worker starts  in {found.start_s:g} s",
         "",
@@ -55,6 +52,17 @@ def render_elastic(found: VirtualElasticRun) -> list[str]:
             else ["", f"  the run          done after {found.over_s:.3f} s"]
         ),
     ]
+
+
+def _describe(found: VirtualElasticRun) -> str:
+    limits = found.plan.elastic
+    assert limits is not None  # noqa: S101 - the run is elastic
+    number = str(limits.minimum) if limits.minimum == limits.maximum else f"{limits.minimum} to {limits.maximum}"
+    steps = counted(found.steps, "step")
+    doing = f"make each of {steps}"
+    if limits.hands_out_tasks:
+        doing = f"take part, and the first one hands each of {steps} to one of the others"
+    return f"{counted(limits.first, 'worker')} {'starts' if limits.first == 1 else 'start'} on a virtual clock, {number} {doing}"
 
 
 def _bytes_verdict(found: VirtualElasticRun) -> str:
@@ -80,5 +88,6 @@ def _cells(one: EpochTime) -> tuple[str, ...]:
         str(epoch.steps),
     )
     lost_steps = [f"{counted(epoch.lost_steps, 'step')} of its own lost"] if epoch.lost_steps else []
-    because = "; ".join([*epoch.reasons, *lost_steps]) or "the run began"
+    again = [f"{counted(epoch.tasks_again, 'task')} handed out again"] if epoch.tasks_again else []
+    because = "; ".join([*epoch.reasons, *lost_steps, *again]) or "the run began"
     return (*numbers, f"{one.step_ms:.3f}", sent, lost, str(epoch.computed_anew), because)

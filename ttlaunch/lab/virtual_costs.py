@@ -19,7 +19,7 @@ from ttlaunch.running.metrics.epoch_traffic import members_interval
 from ttlaunch.spec.recipe.declare import Elastic
 
 TIMED_STEPS = 3
-"""So many steps of each number of workers are simulated, as many as without `--elastic`."""
+"""So many steps of each number of workers are simulated, as many as without `--elastic`; or so many tasks for each worker of a server."""
 
 START_S = 5.0
 """How long a worker takes from its start until it can get the state, unless that is given: it imports torch."""
@@ -72,6 +72,7 @@ class WorkerCosts:
         self._network = network_of(plan, over_links=conditions.over_links)
         self._runs: dict[tuple[Any, ...], VirtualRun] = {}
         self._simulate_each = simulate
+        self._has_tasks = bool(form and form.tasks_in_hand)
         self._as_roles = {role: place for place, role in enumerate(form.as_roles if form else ())}
         self._agreed_bytes = form.agreed_bytes if form else 0
         self.start_s, self.notice_s, self.latency_s = START_S, _NOTICED_S, conditions.link_us / 1e6
@@ -125,8 +126,17 @@ class WorkerCosts:
         local_ms, agreed_ms = self._steps_ms(members)
         return (agreed_ms if agrees else local_ms) / 1e3
 
+    def task_s(self, number: int, members: Sequence[int]) -> float:
+        run = self.run_of(members)
+        ranks = dict(zip(members, self._in_places(run.plan.ranks), strict=True))
+        [each] = [one.each_ms for one in run.groups if ranks[number].rank in one.members]
+        later = each[1:] or each  # before its first one, a worker has also waited for the weights
+        return sum(later) / len(later) / 1e3
+
     def mean_step_ms(self, members: Sequence[int]) -> float:
-        """Return the time of a step of some workers, on average from one agreement to the next."""
+        """Return the time of a step of some workers, on average from one agreement, or update of a server, to the next."""
+        if self._has_tasks:
+            return 1e3 / sum(1 / self.task_s(number, members) for number in members[self._limits.servers :])
         local_ms, agreed_ms = self._steps_ms(members)
         return (local_ms * (self.every - 1) + agreed_ms) / self.every
 
@@ -223,4 +233,5 @@ class WorkerCosts:
         slow, slow_link = (
             {place: given[number] for place, number in places if number in given} for given in (own.slow, own.slow_link)
         )
-        return replace(own, slow=slow, slow_link=slow_link)
+        steps = TIMED_STEPS * (len(members) - self._limits.servers) if self._has_tasks else own.steps
+        return replace(own, slow=slow, slow_link=slow_link, steps=steps)

@@ -5,8 +5,10 @@ those of the recipe's formula for members.
 `lab/virtual_members.py` says which epochs there are, with the coordinator of a run. The functions that judge a run judge the result.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from ttlaunch.lab.virtual import Conditions, VirtualRun, check_conditions, run_e
 from ttlaunch.lab.virtual_costs import START_S, SimulatesEach, WorkerCosts
 from ttlaunch.lab.virtual_elastic_faults import PLAYED, TARGETS, Happening, judge_elastic
 from ttlaunch.lab.virtual_faults import VirtualVerdict, not_simulated
-from ttlaunch.lab.virtual_members import VirtualMembers
+from ttlaunch.lab.virtual_members import VirtualMembers, Work
 from ttlaunch.lab.virtual_processes import Epoch, Process
 from ttlaunch.lab.virtual_steps import StepsTogether
+from ttlaunch.lab.virtual_tasks import TasksHandedOut
 from ttlaunch.planning.fault_checks import check_faults, scope_of
 from ttlaunch.planning.faults import Fault
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -37,7 +40,8 @@ class EpochTime:
 
     Attributes:
         run: Ranks that stay and do what the members do, apart from what keeps a copy of a state at another member.
-        step_ms: The time of a step; where workers take steps of their own, on average from one agreement to the next.
+        step_ms: The time of a step; where workers take steps of their own, on average from one agreement to the next, and where a
+            server hands out tasks, from one update to the next.
         step_bytes: What the members send in each step by the recipe's formula, without what they send in some steps only; None without
             a formula.
         is_counted: Whether members send the very messages of ranks that stay, which the simulation has counted.
@@ -150,7 +154,8 @@ def run_elastic_virtually(
     costs.start_s = start_s
     costs.look_ahead(conditions.faults)
     hosts = [row.host for row in plan.ranks]
-    members = VirtualMembers(plan.elastic, hosts=hosts, steps=steps, costs=costs, work=StepsTogether)
+    work = _work_of(recipe, plan)
+    members = VirtualMembers(plan.elastic, hosts=hosts, steps=steps, costs=costs, work=work)
     happening = Happening(conditions.faults, plan.ranks, members, lease_s=conditions.patience.lease_s)
     members.run()
     assert members.over_s is not None  # noqa: S101 - it has run
@@ -158,6 +163,15 @@ def run_elastic_virtually(
     epochs = tuple(_timed(one, costs, plan, is_counted=is_counted) for one in members.epochs)
     verdict = judge_elastic(plan, conditions.faults, members, happening=happening)
     return VirtualElasticRun(plan, conditions, steps, start_s, epochs, members.processes, members.over_s, verdict)
+
+
+def _work_of(recipe: Recipe, plan: LaunchPlan) -> Callable[[VirtualMembers], Work]:
+    """Return what the members of a run do in an epoch."""
+    assert isinstance(recipe.elastic, Elastic)  # noqa: S101 - the plan was made
+    most = recipe.elastic.tasks_in_hand
+    if callable(most):
+        most = most(recipe.config.model_validate_json(json.dumps(plan.as_json()["config"])))
+    return partial(TasksHandedOut, most_in_hand=most) if most else StepsTogether
 
 
 def _timed(epoch: Epoch, costs: WorkerCosts, plan: LaunchPlan, *, is_counted: bool) -> EpochTime:
@@ -182,9 +196,10 @@ def _recipe_of(plan: LaunchPlan) -> Recipe:
     hint = "`ttlaunch chaos` takes it, and `data_parallel` or `hierarchical_parallel`, for example, can be simulated"
     if form.has_local_steps:
         return recipe
-    if limits.slots is None and limits.servers:
-        why = "its server hands out tasks, and nobody waits for a step of all"
-    elif not (limits.kept_bytes or limits.shadow_bytes):
+    if limits.hands_out_tasks and not form.tasks_in_hand:
+        why = "it does not say how many tasks of its server a worker has at a time"
+        hint = "`tasks_in_hand` of its `Elastic` says so"
+    elif not (limits.hands_out_tasks or limits.kept_bytes or limits.shadow_bytes):
         why = "its members keep no mean gradient for one that lacks a step, as where messages of several steps overlap"
         hint = "`classic_dp` keeps it with `--set classic_dp_config.staleness_bound=0`; `ttlaunch chaos` takes all"
     elif limits.servers and not form.as_roles:

@@ -6,7 +6,6 @@ by `Costs`, and what members do between two changes by a `Work`:
 
     virtual_steps.py    steps that all members make together, or of their own until they agree
     virtual_tasks.py    tasks that a server hands out to whoever asks
-    virtual_leads.py    steps of which the fastest member may lead the slowest by some
 
 A host that is cut off hears and says nothing more, but its workers still reach the others and go on with them, as after `cut` of
 `ttlaunch chaos`: until the coordinator counts them as hung, or the host as lost.
@@ -322,11 +321,11 @@ class VirtualMembers:
 
     # What members report of their work
 
-    def note_step(self, step: int, *, usual_s: float) -> None:
-        """Note that a step of the run is made now, which takes so long where no change comes in between."""
+    def note_step(self, step: int, *, usual_s: float | None) -> None:
+        """Note that a step of the run is made now, which takes so long where no change comes in between; None if that is not known."""
         epoch = self.epochs[-1]
         if epoch.done_s is None:
-            epoch.done_s, epoch.lost_s = self.now, self.now - self._last_s - usual_s
+            epoch.done_s, epoch.lost_s = self.now, None if usual_s is None else self.now - self._last_s - usual_s
         epoch.steps, self.steps_done = epoch.steps + 1, step
         self._step_times.append(self.now - self._last_s)
         self._last_s = self.now

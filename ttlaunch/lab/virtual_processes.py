@@ -32,6 +32,9 @@ class Costs(Protocol):
     def step_s(self, members: Sequence[int], *, agrees: bool) -> float:
         """Return the time of a whole step of these workers, which are in the order of their places, with or without an agreement."""
 
+    def task_s(self, number: int, members: Sequence[int]) -> float:
+        """Return the time that a worker takes for a task of the server of these members, from one to the next."""
+
     def leaf_s(self, number: int) -> float:
         """Return the time that a worker computes for one micro-batch."""
 
@@ -54,7 +57,8 @@ class Epoch:
         tasks_again: How many tasks were handed out again that such workers had.
         steps: How many steps were made in it.
         done_s: When its first step was done; None if none was.
-        lost_s: How much later that was than with one step of the new members right after the last step before; None if none was made.
+        lost_s: How much later that was than with one step of the new members right after the last step before; None if none was made,
+            or where members do not make a step together.
     """
 
     epoch: int

@@ -198,6 +198,11 @@ class ElasticLimits:
     shadow_bytes: int = 0
     kept_bytes: int = 0
 
+    @property
+    def hands_out_tasks(self) -> bool:
+        """Whether a server alone has the state, and hands out the data of steps to the others."""
+        return self.servers > 0 and self.slots is None
+
     def as_json(self) -> dict[str, int]:
         """Return it as plans and other machines have it; what few recipes have only where there is some."""
         rare = {"slots": None, "servers": 0, "has_local_steps": False, "shadow_bytes": 0, "kept_bytes": 0}

@@ -252,6 +252,8 @@ class Elastic:
         servers: How many workers keep slots and differentiate no micro-batches: a number, or the key that gives it.
         as_roles: Where ranks stay, the roles of those that do what members at the first places do, in the order of these places; further
             members are then workers. A simulation takes the time of a step from such ranks.
+        tasks_in_hand: Where a server hands out the data of steps, how many tasks each worker has at a time, or a function that
+            returns it; 0: all members make each step together. A simulation needs it.
         has_local_steps: Whether workers take steps of their own between averages. The bits are then those of any run whose
             members have changed after the same steps.
         agreed_bytes: How many bytes of each parameter such workers have equal after an average; one that comes gets them.
@@ -267,6 +269,7 @@ class Elastic:
     slots: int | Per | None = None
     servers: int | Per = 0
     as_roles: Sequence[str] = ()
+    tasks_in_hand: int | Callable[[Any], int] = 0
     has_local_steps: bool = False
     agreed_bytes: int = 0
     shadow_bytes: Callable[[Any], int] | None = None
