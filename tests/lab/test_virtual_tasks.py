@@ -110,6 +110,19 @@ def test_a_run_whose_server_ends_is_over_and_names_it():
     assert ["named"] == outcomes(verdict)
 
 
+def test_a_run_whose_server_makes_no_progress_is_over_when_it_is_killed():
+    """Its launcher then has no record of an end that it could name."""
+    members, verdict = hand_out("stop rank=0 at step=6")
+    assert WEIGHTS_S + 3 * TASK_S + 5.0 == pytest.approx(members.over_s, abs=2 * WEIGHTS_S)
+    assert ("failed", 1, "R075", None) == (
+        verdict.status,
+        verdict.exit_status,
+        verdict.failure.code,
+        verdict.failure.rank,
+    )
+    assert ["misnamed"] == outcomes(verdict)
+
+
 def test_a_worker_may_leave_and_the_server_not():
     members, verdict = hand_out("leave rank=0 at step=4; leave rank=2 at step=5")
     assert ["", "left"] == [members.processes[number].why for number in (0, 2)]

@@ -220,10 +220,15 @@ def _ending(
     if has_failed:
         why = [f"{worker_name(number)} {one.why}" for number, one in sorted(processes.items()) if one.why]
         left = [state for state in ranks if state.phase is not Phase.ABSENT and state.row.rank not in outlived]
+        over_s = members.over_s or 0.0
+        # Where the run ends with one that is killed because it makes no progress, the launcher has no record of that end yet.
+        notice_s = members.costs.notice_s
+        ended = {number for number in gone if (processes[number].gone_s or 0.0) + notice_s <= over_s}
         is_of_a_worker = any(
-            state.phase is Phase.FAILED or (state.exit is None and ending.why_lost(state)) for state in left
+            (state.phase is Phase.FAILED and state.row.rank in ended) or (state.exit is None and ending.why_lost(state))
+            for state in left
         )
-        at = _START + (members.over_s or 0.0)
+        at = _START + over_s
         ending.failure = why_nobody_goes_on(
             coordinator, is_of_a_worker=is_of_a_worker, needed=needed, at=at, why=why, next_step=""
         )
