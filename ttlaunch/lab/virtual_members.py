@@ -76,6 +76,7 @@ class VirtualMembers:
         now: The time.
         limits, total_steps, costs: As given.
         epochs: Those that have begun.
+        newest: The order with which the newest of them has begun.
         processes: All that were started, by number.
         steps_done: The last step that was made.
         over_s: When the run ended, or when nothing more could happen; None before.
@@ -106,6 +107,7 @@ class VirtualMembers:
         self.away: dict[str, float] = {}
         self.over_s: float | None = None
         self.epochs: list[Epoch] = []
+        self.newest: Begin | None = None
         self.processes: dict[int, Process] = {}
         self.on_step: Callable[[], None] = lambda: None
         self.limits, self.total_steps, self.costs = limits, steps, costs
@@ -229,6 +231,16 @@ class VirtualMembers:
         elif process.gone_s is None:
             process.later.append(deed)
 
+    def act_at(self, time_s: float, number: int, deed: Callable[[], None]) -> None:
+        """Let a member of the newest epoch do something at a time, if the epoch lasts until then; else it is lost."""
+        begin = self.newest
+
+        def act() -> None:
+            if self.processes[number].state.begin is begin is self.newest:
+                deed()
+
+        self.at(time_s, lambda: self.let(number, act))
+
     def register(self, number: int, applied: int | None, *, follows: bool) -> None:
         """Let a worker say that it is there: with the step in its weights, or with none and whether it gets them from members that go on."""
         self.let(number, lambda: self._register_now(number, applied, follows=follows))
@@ -317,6 +329,7 @@ class VirtualMembers:
         known = begin.epoch, begin.numbers, begin.applied, at_s, tuple(dict.fromkeys(reasons)), begin.blocks
         self.epochs.append(Epoch(*known))
         self._futile |= {number % self.limits.first: 0 for number in begin.numbers}
+        self.newest = begin
         self._work.begin(begin, at_s)
 
     # What members report of their work

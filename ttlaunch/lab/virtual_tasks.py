@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ttlaunch.lab.virtual_members import VirtualMembers
+from ttlaunch.lab.virtual_passes import Passes
 from ttlaunch.membership import worker
 from ttlaunch.membership.messages import Begin
 from ttlaunch.membership.tasks import TaskList, TasksInHand
@@ -30,9 +31,6 @@ class _Worker:
         tasks: Those that it has and has not begun.
         task: The one that it computes; 0 if there is none.
         done: How many micro-batches of it are done.
-        until_s: When the micro-batch is done that it computes; None if it computes none.
-        busy_s: When the last one is done that it has begun before it stopped for a change.
-        tries: How often the end of a micro-batch was planned.
         pushed: The task whose gradient it has sent and got no answer to; 0 if there is none.
         awaits: Whether it has to take an answer of the server, which the first one is, too.
         answer: The tasks in the answer that is there and that it has not taken yet.
@@ -43,9 +41,6 @@ class _Worker:
     tasks: deque[int] = field(default_factory=deque)
     task: int = 0
     done: int = 0
-    until_s: float | None = None
-    busy_s: float = 0.0
-    tries: int = 0
     pushed: int = 0
     awaits: bool = True
     answer: Sequence[int] | None = None
@@ -68,7 +63,7 @@ class TasksHandedOut:
         self._micro_batches, self._most_in_hand = members.limits.micro_batches, most_in_hand
         self._last_step = members.total_steps
         self._tasks = TasksInHand(TaskList(done=0, last=members.total_steps))
-        self._begin: Begin | None = None
+        self._passes = Passes(members)
         self._workers: dict[int, _Worker] = {}
         self._parked: list[int] = []  # those that wait for a task, in the order in which they began to
         self._dismissed: set[int] = set()  # those that have heard in this epoch that no step is left
@@ -93,7 +88,7 @@ class TasksHandedOut:
         before = self._tasks.handed_out_again
         self._tasks.begin_epoch(numbers)
         self._members.epochs[-1].tasks_again = self._tasks.handed_out_again - before
-        self._begin, self._parked, self._dismissed, self._ways_s = begin, [], set(), {}
+        self._parked, self._dismissed, self._ways_s = [], set(), {}
         self._workers = {number: self._workers.get(number, _Worker()) for number in numbers}
         for number, one in self._workers.items():
             one.has_met, one.answer = False, None
@@ -103,38 +98,26 @@ class TasksHandedOut:
         self._weights_s = dict(self._costs.transfers_s(dict.fromkeys(lacking, sizes)))
         for number in filter(self._members.hears, begin.numbers):  # one that is cut off never hears of the epoch
             processes[number].state = worker.begin(processes[number].state, begin)
-        self._at(at_s, _SERVER, self._end_if_all_know)
+        self._members.act_at(at_s, _SERVER, self._end_if_all_know)
         for number in numbers:
-            self._at(at_s, number, partial(self._greet, number))
+            self._members.act_at(at_s, number, partial(self._greet, number))
 
     def stop(self, number: int) -> float:
         """Let a worker stop after the micro-batch that it computes, and the server at once."""
-        one, now = self._workers.get(number), self._members.now
-        if one is None:
-            return now
-        one.has_met = False
-        if one.until_s is not None:
-            one.busy_s, one.until_s, one.done = one.until_s, None, one.done + 1
-            one.tries += 1
-        return max(now, one.busy_s)
+        stopped_s, has_done_more = self._passes.stop(number)
+        if number in self._workers:
+            self._workers[number].has_met = False
+            self._workers[number].done += has_done_more
+        return stopped_s
 
     def go_on(self, number: int, since_s: float) -> None:
         """Let a worker compute the rest of its micro-batch."""
-        one, now = self._workers.get(number), self._members.now
-        if one is not None and one.until_s is not None:
-            self._compute_until(number, now + max(0.0, one.until_s - since_s))
-        elif one is not None:
+        self._passes.go_on(number, since_s)
+        if number in self._workers:
             self._proceed(number)
 
-    def _at(self, time_s: float, number: int, deed: Callable[[], None]) -> None:
-        """Let a member do something at a time, if the epoch lasts until then: a message under way when it ends is lost."""
-        begin = self._begin
-
-        def act() -> None:
-            if self._members.processes[number].state.begin is begin is self._begin:
-                deed()
-
-        self._members.at(time_s, lambda: self._members.let(number, act))
+    def _after(self, time_s: float, number: int, deed: Callable[[], None]) -> None:
+        self._members.act_at(self._members.now + time_s, number, deed)
 
     def _way_s(self, number: int) -> float:
         """Return how long a gradient of a worker travels until it is applied, and the answer to it as well.
@@ -143,9 +126,9 @@ class TasksHandedOut:
         that long, after the first micro-batch of the next task if there is one. Without a wait the network alone says how long.
         """
         if number not in self._ways_s:
-            assert self._begin is not None  # noqa: S101 - the number takes part in it
+            numbers = self._members.epochs[-1].members
             leaf_s, size = self._costs.leaf_s(number), float(self._costs.mean_bytes)
-            waited_s = self._costs.task_s(number, self._begin.numbers) - self._micro_batches * leaf_s
+            waited_s = self._costs.task_s(number, numbers) - self._micro_batches * leaf_s
             if self._most_in_hand == 1:
                 both_s = max(0.0, waited_s)
             elif waited_s > _ROUNDING * leaf_s:
@@ -164,7 +147,7 @@ class TasksHandedOut:
 
     def _greet(self, number: int) -> None:
         """Say what a worker has, and do nothing more until the server has heard it."""
-        self._at(self._members.now + self._latency_s(number), _SERVER, lambda: self._meet(number))
+        self._after(self._latency_s(number), _SERVER, lambda: self._meet(number))
 
     def _hear(self, number: int, *, is_open: bool) -> None:
         self._workers[number].has_met = True
@@ -175,7 +158,7 @@ class TasksHandedOut:
     def _proceed(self, number: int) -> None:
         """Let a worker do what comes next, as long as it takes no time."""
         one, process = self._workers[number], self._members.processes[number]
-        while one.has_met and one.until_s is None and process.acts and not process.state.has_ended:
+        while one.has_met and process.acts and not (process.state.has_ended or self._passes.is_computing(number)):
             has_some = one.task or one.tasks
             if one.awaits and (not has_some or (one.task and one.done == 1)):
                 if one.answer is None:
@@ -187,22 +170,14 @@ class TasksHandedOut:
             elif not one.task:
                 one.task, one.done = one.tasks.popleft(), 0
             elif one.done < self._micro_batches:
-                self._compute_until(number, self._members.now + self._costs.leaf_s(number))
+                self._passes.compute(number, partial(self._end_micro_batch, number))
             else:
                 self._push(number)
 
-    def _compute_until(self, number: int, until_s: float) -> None:
-        one = self._workers[number]
-        one.until_s, one.tries = until_s, one.tries + 1
-        tries = one.tries
-
-        def end() -> None:
-            is_there = self._workers.get(number) is one and self._members.processes[number].acts
-            if is_there and one.tries == tries:
-                one.until_s, one.done = None, one.done + 1
-                self._proceed(number)
-
-        self._members.at(until_s, end)
+    def _end_micro_batch(self, number: int) -> None:
+        if number in self._workers:  # else the others have gone on without it
+            self._workers[number].done += 1
+            self._proceed(number)
 
     def _push(self, number: int) -> None:
         one, process = self._workers[number], self._members.processes[number]
@@ -213,7 +188,7 @@ class TasksHandedOut:
 
     def _send(self, number: int) -> None:
         task = self._workers[number].pushed
-        self._at(self._members.now + self._way_s(number), _SERVER, lambda: self._serve(number, task))
+        self._after(self._way_s(number), _SERVER, lambda: self._serve(number, task))
 
     def _receive(self, number: int, tasks: Sequence[int]) -> None:
         one, process = self._workers[number], self._members.processes[number]
@@ -231,7 +206,7 @@ class TasksHandedOut:
             number, wanted=self._most_in_hand, pushed=one.pushed, others=(one.task, *one.tasks)
         )
         latency_s = self._latency_s(number)
-        self._at(self._members.now + latency_s, number, lambda: self._hear(number, is_open=is_open))
+        self._after(latency_s, number, lambda: self._hear(number, is_open=is_open))
         if count:
             self._give(number, count=count)
         self._wake()
@@ -268,7 +243,7 @@ class TasksHandedOut:
         if self._tasks.is_ending and not self._tasks.has_some(number):
             self._dismissed.add(number)
         travels_s = self._way_s(number) if self._workers[number].has_weights else self._weights_s[number]
-        self._at(self._members.now + travels_s, number, lambda: self._receive(number, tasks))
+        self._after(travels_s, number, lambda: self._receive(number, tasks))
 
     def _wake(self) -> None:
         """Give tasks to those that wait for one, as long as there are some; if no step is left, let them end."""
