@@ -39,6 +39,11 @@ class Config(TrainingFile):
     classic_dp_config: ClassicDpConfig = ClassicDpConfig()
 
 
+def clock_gap(config: Config) -> int:
+    """Return by how many steps the fastest worker may lead the slowest."""
+    return config.classic_dp_config.staleness_bound
+
+
 RECIPE = Recipe(
     summary="Workers average gradients around a ring; the fastest may lead the slowest by a bounded number of steps.",
     config=Config,
@@ -48,5 +53,5 @@ RECIPE = Recipe(
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config"],
     naive=Naive([Layout("naive", worker=per("multihost_config.num_workers"))]),
-    elastic=Elastic("ring", kept_bytes=kept_bytes, traffic=members_traffic),
+    elastic=Elastic("ring", clock_gap=clock_gap, kept_bytes=kept_bytes, traffic=members_traffic),
 )

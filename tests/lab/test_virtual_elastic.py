@@ -48,6 +48,10 @@ CHANGES = {
     "zero": ("kill rank=1 at step=3", {"ranks": 3, "elastic": "1:3"}),
     "local_sgd": ("kill rank=1 at step=3", {"ranks": 3, "elastic": "1:3", "set": ("local_sgd_config.every=2",)}),
     "elastic_dp": ("kill rank=1 at step=3", {"ranks": 3, "elastic": "2:3", "slow": {2: 3.0}}),
+    "classic_dp": (
+        "kill rank=1 at step=3",
+        {"ranks": 3, "elastic": "1:3", "set": ("classic_dp_config.staleness_bound=2",)},
+    ),
 }
 PLAIN = {
     "data_parallel": [(2, {}), (3, {})],
@@ -56,6 +60,7 @@ PLAIN = {
     "zero": [(2, {})],
     "local_sgd": [(2, {})],
     "elastic_dp": [(2, {1: 3.0}), (1, {0: 3.0})],
+    "classic_dp": [(2, {})],
 }
 _ORDER = [(recipe, workers) for recipe, runs in PLAIN.items() for workers, _ in runs]
 
@@ -107,8 +112,9 @@ def simulated():
         for workers, slow in runs:
             spec = RunSpec(recipe, overrides=(*TINY, *settings, f"multihost_config.num_workers={workers}"))
             plan = plan_simulation(spec, Unattended(), has_room=True)
-            # Of `local_sgd` one alone, and one after which workers agree; of `elastic_dp` three tasks for each worker.
-            steps = {"local_sgd": 2, "elastic_dp": 3 * workers}.get(recipe, 3)
+            # Of `local_sgd` one alone, and one after which workers agree; of `elastic_dp` three tasks for each worker; of
+            # `classic_dp` two more, by which one may lead the other.
+            steps = {"local_sgd": 2, "elastic_dp": 3 * workers, "classic_dp": 5}.get(recipe, 3)
             orders.append((plan, replace(CONDITIONS, slow=slow, steps=steps)))
     together = InOneProcess()
     for recipe in CHANGES:
@@ -255,18 +261,41 @@ def test_tasks_that_are_handed_out_again_are_shown(changed):
     assert [0, 1] == [one["tasks_again"] for one in found.as_json()["epochs"]]
 
 
-def test_a_recipe_that_does_not_say_how_many_tasks_its_workers_have_is_refused(here):
-    declared = copied_recipe(here / "mine", "elastic_dp").with_name("recipe.py")
-    line = "        tasks_in_hand=tasks_in_hand,\n"
-    assert 1 == declared.read_text().count(line)
-    declared.write_text(declared.read_text().replace(line, ""))
+def test_steps_that_overlap_take_as_long_as_those_of_ranks_that_stay(changed, plain):
+    """The last one, in which all wait for each other, is left out."""
+    found = changed("classic_dp")
+    assert [(0, 1, 2), (0, 2)] == [one.epoch.members for one in found.epochs]
+    [alone] = [plain["classic_dp", 2]]
+    each = max((one.each_ms[1:-1] for one in alone.groups), key=sum)
+    assert sum(each) / len(each) == found.epochs[1].step_ms == pytest.approx(400.0, rel=1e-3)
+    assert ("done", ["replaced"]) == (found.verdict.status, [str(one.outcome) for one in found.verdict.faults])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "left_out", "why", "hint"),
+    [
+        (
+            "elastic_dp",
+            "        tasks_in_hand=tasks_in_hand,\n",
+            "it does not say how many tasks of its server a worker has at a time",
+            "`tasks_in_hand` of its `Elastic` says so",
+        ),
+        (
+            "classic_dp",
+            "clock_gap=clock_gap, ",
+            "its members keep no mean gradient for one that lacks a step, as where messages of several steps overlap",
+            "`clock_gap` of its `Elastic` says by how many steps they may lead each other; `ttlaunch chaos` takes all",
+        ),
+    ],
+)
+def test_a_recipe_that_does_not_say_what_its_members_do_is_refused(here, recipe, left_out, why, hint):
+    declared = copied_recipe(here / "mine", recipe).with_name("recipe.py")
+    assert 1 == declared.read_text().count(left_out)
+    declared.write_text(declared.read_text().replace(left_out, ""))
     with pytest.raises(LaunchError) as refused:
         simulate(spec=RunSpec("mine/", ranks=3, elastic="2:3"))
     [found] = refused.value.diagnostics
-    message = (
-        "`--elastic` cannot be simulated for mine: it does not say how many tasks of its server a worker has at a time"
-    )
-    assert (message, ("`tasks_in_hand` of its `Elastic` says so",)) == (found.message, found.hints)
+    assert (f"`--elastic` cannot be simulated for mine: {why}", (hint,)) == (found.message, found.hints)
 
 
 def test_the_times_of_steps_and_changes_add_up(changing):
@@ -311,13 +340,6 @@ def test_the_epochs_are_shown_with_what_a_change_costs(changing):
             (
                 "`--elastic` lets workers come and go, and those of pipeline_parallel have to stay: "
                 "each stage holds blocks that nobody else has"
-            ),
-        ),
-        (
-            {"target": "classic_dp", "overrides": ()},
-            (
-                "`--elastic` cannot be simulated for classic_dp: its members keep no mean gradient for one that lacks a step, "
-                "as where messages of several steps overlap"
             ),
         ),
     ],

@@ -136,6 +136,7 @@ def test_a_stopped_worker_is_killed_and_replaced_in_a_simulation_as_in_a_real_ru
         ("local_sgd", 1, [[0, 1], [0]], ()),
         ("diloco", 1, [[0, 1], [0]], ("diloco_config.every=4",)),
         ("classic_dp", 1, [[0, 1], [0]], ("classic_dp_config.staleness_bound=0",)),
+        ("classic_dp", 1, [[0, 1], [0]], ("classic_dp_config.staleness_bound=2",)),
     ],
 )
 def test_members_of_each_recipe_change_in_a_simulation_as_in_a_real_run(here, recipe, victim, members, overrides):
@@ -196,6 +197,22 @@ def test_a_server_and_its_workers_go_on_in_a_simulation_as_in_a_real_run_when_ot
     assert [[0, 1, 2], [0, 1, 2, 3], [0, 1, 3], [0, 1, 3, 5]] == [list(one.epoch.members) for one in found.epochs]
     compare(report, outcomes, found, steps_apart=5, known=(start_s, leaf_s))
     compare_tasks(report, found)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_members_that_may_lead_each_other_come_and_stop_in_a_simulation_as_in_a_real_run(here):
+    """A worker is stopped for a moment, one joins, and one is stopped for good."""
+    text = "stop rank=1 at step=3; continue rank=1 at step=3; join at step=5; stop rank=0 at step=12"
+    form = {"ranks": 2, "elastic": "1:3", "overrides": ("classic_dp_config.staleness_bound=2",)}
+    folder, report, outcomes = run_for_real(here, text, recipe="classic_dp", steps=36, **form)
+    join = [event["time"] for event in read_events(folder) if event["event"] == "fault"][2]
+    replaced = next(event["time"] for event in read_events(folder) if event["event"] == "worker_started")
+    start_s = (waited(folder, 2, since=join) + waited(folder, 4, since=replaced)) / 2
+    leaf_s = micro_batch(folder, report, epoch=1, block=3)
+    found = simulate(text, leaf_s=leaf_s, start_s=start_s, steps=36, target="classic_dp", **form)
+    assert [[0, 1], [0, 1, 2], [1, 2], [1, 2, 4]] == [list(one.epoch.members) for one in found.epochs]
+    compare(report, outcomes, found, steps_apart=3, known=(start_s, leaf_s))
 
 
 @pytest.mark.mpi

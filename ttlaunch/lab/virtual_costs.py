@@ -54,6 +54,7 @@ class WorkerCosts:
         *,
         steps: int,
         form: Elastic | None = None,
+        clock_gap: int = 0,
         simulate: SimulatesEach = run_each_virtually,
     ) -> None:
         """Simulate nothing yet.
@@ -64,6 +65,7 @@ class WorkerCosts:
             conditions: What its machines and their network are like.
             steps: How many steps it makes.
             form: How the recipe lets workers come and go, where it is not as in `data_parallel`.
+            clock_gap: By how many steps the fastest worker may lead the slowest.
             simulate: Simulates plans of workers that stay; by default in a process of their own, which imports torch.
         """
         assert plan.elastic is not None  # noqa: S101 - the caller has looked
@@ -72,6 +74,7 @@ class WorkerCosts:
         self._network = network_of(plan, over_links=conditions.over_links)
         self._runs: dict[tuple[Any, ...], VirtualRun] = {}
         self._simulate_each = simulate
+        self._clock_gap = clock_gap
         self._has_tasks = bool(form and form.tasks_in_hand)
         self._as_roles = {role: place for place, role in enumerate(form.as_roles if form else ())}
         self._agreed_bytes = form.agreed_bytes if form else 0
@@ -144,8 +147,10 @@ class WorkerCosts:
         """Return the time of a step without and with an agreement; the last step of a simulation, as of a training, has one."""
         run = self.run_of(members)
         if self.every == 1 or run.slowest is None:
-            # In its first step, a rank that updates has also waited for the validation before it.
-            later = [one.each_ms[1:] or one.each_ms for one in run.groups if one.steps]
+            # In its first step, a rank that updates has also waited for the validation before it, and in the last one all wait for
+            # each other.
+            until = -1 if self._clock_gap else None
+            later = [one.each_ms[1:until] or one.each_ms for one in run.groups if one.steps]
             step_ms = max((sum(each) / len(each) for each in later), default=0.0)
             return step_ms, step_ms
         each = run.slowest.each_ms
@@ -233,5 +238,7 @@ class WorkerCosts:
         slow, slow_link = (
             {place: given[number] for place, number in places if number in given} for given in (own.slow, own.slow_link)
         )
-        steps = TIMED_STEPS * (len(members) - self._limits.servers) if self._has_tasks else own.steps
+        # Those that lead others by some steps do not wait in the first ones.
+        steps = TIMED_STEPS + self._clock_gap if self._clock_gap else own.steps
+        steps = TIMED_STEPS * (len(members) - self._limits.servers) if self._has_tasks else steps
         return replace(own, slow=slow, slow_link=slow_link, steps=steps)

@@ -22,6 +22,7 @@ from ttlaunch.lab.virtual import Conditions, VirtualRun, check_conditions, run_e
 from ttlaunch.lab.virtual_costs import START_S, SimulatesEach, WorkerCosts
 from ttlaunch.lab.virtual_elastic_faults import PLAYED, TARGETS, Happening, judge_elastic
 from ttlaunch.lab.virtual_faults import VirtualVerdict, not_simulated
+from ttlaunch.lab.virtual_leads import StepsAhead
 from ttlaunch.lab.virtual_members import VirtualMembers, Work
 from ttlaunch.lab.virtual_processes import Epoch, Process
 from ttlaunch.lab.virtual_steps import StepsTogether
@@ -150,7 +151,8 @@ def run_elastic_virtually(
     _check_faults(conditions.faults, plan, steps=steps)
     assert isinstance(recipe.elastic, Elastic)  # noqa: S101 - the plan was made
     of_steps = replace(conditions, faults=(), times_micro_batch=True)
-    costs = WorkerCosts(spec, plan, of_steps, steps=steps, form=recipe.elastic, simulate=simulate)
+    clock_gap = _number(recipe.elastic.clock_gap, recipe, plan)
+    costs = WorkerCosts(spec, plan, of_steps, steps=steps, form=recipe.elastic, clock_gap=clock_gap, simulate=simulate)
     costs.start_s = start_s
     costs.look_ahead(conditions.faults)
     hosts = [row.host for row in plan.ranks]
@@ -168,10 +170,17 @@ def run_elastic_virtually(
 def _work_of(recipe: Recipe, plan: LaunchPlan) -> Callable[[VirtualMembers], Work]:
     """Return what the members of a run do in an epoch."""
     assert isinstance(recipe.elastic, Elastic)  # noqa: S101 - the plan was made
-    most = recipe.elastic.tasks_in_hand
-    if callable(most):
-        most = most(recipe.config.model_validate_json(json.dumps(plan.as_json()["config"])))
-    return partial(TasksHandedOut, most_in_hand=most) if most else StepsTogether
+    if most_in_hand := _number(recipe.elastic.tasks_in_hand, recipe, plan):
+        return partial(TasksHandedOut, most_in_hand=most_in_hand)
+    clock_gap = _number(recipe.elastic.clock_gap, recipe, plan)
+    return partial(StepsAhead, clock_gap=clock_gap) if clock_gap else StepsTogether
+
+
+def _number(given: int | Callable[[Any], int], recipe: Recipe, plan: LaunchPlan) -> int:
+    """Return a number of a declaration, which may depend on the configuration."""
+    if isinstance(given, int):
+        return given
+    return given(recipe.config.model_validate_json(json.dumps(plan.as_json()["config"])))
 
 
 def _timed(epoch: Epoch, costs: WorkerCosts, plan: LaunchPlan, *, is_counted: bool) -> EpochTime:
@@ -196,12 +205,15 @@ def _recipe_of(plan: LaunchPlan) -> Recipe:
     hint = "`ttlaunch chaos` takes it, and `data_parallel` or `hierarchical_parallel`, for example, can be simulated"
     if form.has_local_steps:
         return recipe
+    leads = _number(form.clock_gap, recipe, plan) > 0
     if limits.hands_out_tasks and not form.tasks_in_hand:
         why = "it does not say how many tasks of its server a worker has at a time"
         hint = "`tasks_in_hand` of its `Elastic` says so"
-    elif not (limits.hands_out_tasks or limits.kept_bytes or limits.shadow_bytes):
+    elif not (leads or limits.hands_out_tasks or limits.kept_bytes or limits.shadow_bytes):
         why = "its members keep no mean gradient for one that lacks a step, as where messages of several steps overlap"
-        hint = "`classic_dp` keeps it with `--set classic_dp_config.staleness_bound=0`; `ttlaunch chaos` takes all"
+        hint = (
+            "`clock_gap` of its `Elastic` says by how many steps they may lead each other; `ttlaunch chaos` takes all"
+        )
     elif limits.servers and not form.as_roles:
         why, hint = (
             "it does not say which ranks that stay do what its members do",

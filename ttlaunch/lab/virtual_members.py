@@ -6,6 +6,7 @@ by `Costs`, and what members do between two changes by a `Work`:
 
     virtual_steps.py    steps that all members make together, or of their own until they agree
     virtual_tasks.py    tasks that a server hands out to whoever asks
+    virtual_leads.py    steps of which the fastest member may lead the slowest by some
 
 A host that is cut off hears and says nothing more, but its workers still reach the others and go on with them, as after `cut` of
 `ttlaunch chaos`: until the coordinator counts them as hung, or the host as lost.

@@ -254,6 +254,7 @@ class Elastic:
             members are then workers. A simulation takes the time of a step from such ranks.
         tasks_in_hand: Where a server hands out the data of steps, how many tasks each worker has at a time, or a function that
             returns it; 0: all members make each step together. A simulation needs it.
+        clock_gap: By how many steps the fastest member may lead the slowest, or a function that returns it. A simulation needs it.
         has_local_steps: Whether workers take steps of their own between averages. The bits are then those of any run whose
             members have changed after the same steps.
         agreed_bytes: How many bytes of each parameter such workers have equal after an average; one that comes gets them.
@@ -270,6 +271,7 @@ class Elastic:
     servers: int | Per = 0
     as_roles: Sequence[str] = ()
     tasks_in_hand: int | Callable[[Any], int] = 0
+    clock_gap: int | Callable[[Any], int] = 0
     has_local_steps: bool = False
     agreed_bytes: int = 0
     shadow_bytes: Callable[[Any], int] | None = None
