@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from tests.changed_recipes import changed_recipe
 from tests.cluster.test_run import lab  # noqa: F401 - a fixture
-from tests.running.test_elastic_simulation import SLOW, compare, micro_batch, simulate
+from tests.running.test_elastic_simulation import compare, micro_batch, micro_batch_of_tasks, simulate, slow_members
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -14,14 +13,18 @@ STEPS, LEASE_S, BLOCK = 60, 4.0, 3
 PLAN = "cut host=node1 at step=8"
 
 
-def test_a_host_that_is_cut_off_is_simulated_as_it_goes(make_cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
-    """For the time of its lease, its worker makes steps with the others; how many depends on the machine."""
+@pytest.mark.parametrize(("recipe", "apart"), [("data_parallel", 3), ("elastic_dp", 5)])
+def test_a_host_that_is_cut_off_is_simulated_as_it_goes(make_cluster, ttlaunch_on, lab, tmp_path, recipe, apart):  # noqa: F811 - the fixture
+    """For the time of its lease, its worker makes steps with the others, or brings gradients to the server; how many depends on the machine."""
+    elastic = "2:3" if recipe == "elastic_dp" else "1:3"
     cluster = make_cluster(hosts=3)
     hosts = "".join(f"{host} slots=1\n" for host in cluster.hosts)
     lab(hosts)
-    changed_recipe(tmp_path, "index, x_BT, y_BT = batch", SLOW, indent=8)
+    slow_members(tmp_path, recipe)
     given = f"--set training_config.steps={STEPS} --set training_config.validation_interval={2 * STEPS}"
-    words = f'chaos mine/ --on lab --ranks 3 --elastic 1:3 --lease {LEASE_S:g} {given} --format json --plan "{PLAN}"'
+    words = (
+        f'chaos mine/ --on lab --ranks 3 --elastic {elastic} --lease {LEASE_S:g} {given} --format json --plan "{PLAN}"'
+    )
     answer = ttlaunch_on(cluster)(words, timeout_s=280)
     assert 0 == answer.status, answer.stderr
     outcomes = [one["outcome"] for one in json.loads(answer.stdout)["faults"]]
@@ -29,9 +32,10 @@ def test_a_host_that_is_cut_off_is_simulated_as_it_goes(make_cluster, ttlaunch_o
     report = json.loads((folder / "report.json").read_text())
 
     (tmp_path / "hosts.txt").write_text(hosts)
-    leaf_s = micro_batch(folder, report, epoch=0, block=BLOCK)
-    spec = {"target": "data_parallel", "ranks": 3, "elastic": "1:3", "hostfile": tmp_path / "hosts.txt"}
+    has_tasks = recipe == "elastic_dp"
+    leaf_s = micro_batch_of_tasks(folder, 2) if has_tasks else micro_batch(folder, report, epoch=0, block=BLOCK)
+    spec = {"target": recipe, "ranks": 3, "elastic": elastic, "hostfile": tmp_path / "hosts.txt"}
     found = simulate(PLAN, leaf_s=leaf_s, start_s=5.0, steps=STEPS, lease_s=LEASE_S, **spec)
     assert [[0, 1, 2], [0, 2]] == [list(one.epoch.members) for one in found.epochs]
     assert ["replaced"] == outcomes
-    compare(report, outcomes, found, steps_apart=3, known=leaf_s)
+    compare(report, outcomes, found, steps_apart=apart, known=leaf_s)
