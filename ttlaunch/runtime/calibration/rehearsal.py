@@ -99,11 +99,9 @@ def rehearse(
     """
     cfg, corpus, trainer = _read(world)
     torch.set_num_threads(cfg.device_config.threads_per_rank)
-    ranks = tuple(map(Rank, range(world.size)))
-    clock = VirtualClock(ranks)
+    clock = VirtualClock(ranks := tuple(map(Rank, range(world.size))))
     virtual = VirtualWorld(world.roles, clock, _AT_ONCE)
-    longest_s = _PATIENCE * seconds if longest_s is None else longest_s
-    timing = _timing(cfg, seconds, longest_s, end=virtual.end)
+    timing = _timing(cfg, seconds, longest_s := longest_s or _PATIENCE * seconds, end=virtual.end)
     watched = Concurrency(clock, ranks, copy, copies, decides_at=timing.deadline - (1 - _DECIDES) * seconds)
     (records := folder / f"copy-{os.getpid()}").mkdir()
     timed = {rank: _TimedRank(rank, clock, timing=timing, concurrency=watched, costs=costs) for rank in ranks}
