@@ -113,8 +113,8 @@ def simulated():
             spec = RunSpec(recipe, overrides=(*TINY, *settings, f"multihost_config.num_workers={workers}"))
             plan = plan_simulation(spec, Unattended(), has_room=True)
             # Of `local_sgd` one alone, and one after which workers agree; of `elastic_dp` three tasks for each worker; of
-            # `classic_dp` two more, by which one may lead the other.
-            steps = {"local_sgd": 2, "elastic_dp": 3 * workers, "classic_dp": 5}.get(recipe, 3)
+            # `classic_dp` four more: two by which one may lead the other, the first one and the last.
+            steps = {"local_sgd": 2, "elastic_dp": 3 * workers, "classic_dp": 7}.get(recipe, 3)
             orders.append((plan, replace(CONDITIONS, slow=slow, steps=steps)))
     together = InOneProcess()
     for recipe in CHANGES:
@@ -262,13 +262,27 @@ def test_tasks_that_are_handed_out_again_are_shown(changed):
 
 
 def test_steps_that_overlap_take_as_long_as_those_of_ranks_that_stay(changed, plain):
-    """The last one, in which all wait for each other, is left out."""
+    """Without the first three, in which nobody waits, and the last one, in which all wait for each other."""
     found = changed("classic_dp")
     assert [(0, 1, 2), (0, 2)] == [one.epoch.members for one in found.epochs]
     [alone] = [plain["classic_dp", 2]]
-    each = max((one.each_ms[1:-1] for one in alone.groups), key=sum)
+    each = max((one.each_ms[3:-1] for one in alone.groups), key=sum)
     assert sum(each) / len(each) == found.epochs[1].step_ms == pytest.approx(400.0, rel=1e-3)
     assert ("done", ["replaced"]) == (found.verdict.status, [str(one.outcome) for one in found.verdict.faults])
+
+
+@pytest.mark.parametrize("bound", [2, 20])
+def test_a_step_takes_as_long_as_its_messages_where_those_take_longer_than_computing(bound):
+    """However many steps pass before somebody waits for the first of them."""
+    overrides = (*TINY, f"classic_dp_config.staleness_bound={bound}")
+    spec = RunSpec("classic_dp", ranks=2, elastic="1:2", overrides=overrides)
+    conditions = replace(CONDITIONS, link_gbps=1e-4)
+    found = simulate("", spec=spec, conditions=conditions, steps=40, start_s=60.0)
+    [only] = found.epochs
+    ring_ms = (
+        4 * only.run.facts["values"] / (conditions.link_gbps * 1e9 / 8) * 1e3
+    )  # to each worker all of the mean once
+    assert 2 * only.run.micro_batch_s * 1e3 < ring_ms < only.step_ms < 1.1 * ring_ms
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,9 @@ def test_a_slow_member_sets_the_pace():
 
 
 def test_messages_that_take_longer_than_a_step_set_the_pace():
-    """A simulation of ranks that stay says how long such steps take: here 0.45 s."""
-    members, _ = lead("", mean_s=1.0)
+    members, _ = lead("", mean_s=1.0, pace_s=1.0)
     # The first step has no message before it, and the last one is followed by its own.
-    assert 4 * LEAF_S + 30 * STEP_S == pytest.approx(members.over_s)
+    assert 4 * LEAF_S + 30 * 1.0 == pytest.approx(members.over_s)
 
 
 def test_who_is_left_computes_all_steps_again_that_it_has_begun_and_not_applied():

@@ -21,14 +21,25 @@ class Costs:
     """Each micro-batch takes 0.1 s, the rest of a step 0.05 s, a byte 1 ms, and orders no time."""
 
     def __init__(
-        self, *, servers=0, every=1, start_s=1.0, state_s=0.3, mean_s=0.01, most_means=4, waited_s=0.0, slow=None
+        self,
+        *,
+        servers=0,
+        every=1,
+        start_s=1.0,
+        state_s=0.3,
+        mean_s=0.01,
+        most_means=4,
+        waited_s=0.0,
+        slow=None,
+        pace_s=0.0,
     ):
         self._servers, self.every, self._waited_s, self._slow = servers, every, waited_s, slow or {}
+        self._pace_s = pace_s
         self.start_s, self.notice_s, self.latency_s, self.most_means = start_s, 0.25, 0.0, most_means
         self.state_bytes, self.mean_bytes = round(state_s * 1e3), round(mean_s * 1e3)
 
     def step_s(self, members, *, agrees):
-        return agrees * REST_S + LEAF_S * math.ceil(MICRO_BATCHES / (len(members) - self._servers))
+        return max(self._pace_s, agrees * REST_S + LEAF_S * math.ceil(MICRO_BATCHES / (len(members) - self._servers)))
 
     def task_s(self, number, _members):
         return MICRO_BATCHES * self.leaf_s(number) + self._waited_s

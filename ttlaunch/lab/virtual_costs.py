@@ -11,6 +11,7 @@ from ttlaunch.app.run_spec import LOCAL, RunSpec
 from ttlaunch.diagnostics import LaunchError
 from ttlaunch.lab.simulate import plan_simulation
 from ttlaunch.lab.virtual import Conditions, VirtualRun, run_each_virtually
+from ttlaunch.lab.virtual_processes import ring_s
 from ttlaunch.planning.fault_checks import targets_of
 from ttlaunch.planning.faults import Fault, Verb
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow
@@ -20,6 +21,10 @@ from ttlaunch.spec.recipe.declare import Elastic
 
 TIMED_STEPS = 3
 """So many steps of each number of workers are simulated, as many as without `--elastic`; or so many tasks for each worker of a server."""
+
+_MOST_LEAD = 4
+"""Workers that lead others do not wait in as many steps as the lead, which are simulated before those that count; a longer lead is not, because
+then steps take as long as computing or as messages, whichever is longer."""
 
 START_S = 5.0
 """How long a worker takes from its start until it can get the state, unless that is given: it imports torch."""
@@ -147,11 +152,13 @@ class WorkerCosts:
         """Return the time of a step without and with an agreement; the last step of a simulation, as of a training, has one."""
         run = self.run_of(members)
         if self.every == 1 or run.slowest is None:
-            # In its first step, a rank that updates has also waited for the validation before it, and in the last one all wait for
-            # each other.
-            until = -1 if self._clock_gap else None
-            later = [one.each_ms[1:until] or one.each_ms for one in run.groups if one.steps]
+            # In its first step, a rank that updates has also waited for the validation before it. Those that lead others wait for nothing in
+            # as many steps as they may lead, and in the last one all wait for each other.
+            counts = slice(1, None) if not self._clock_gap else slice(1 + min(self._clock_gap, _MOST_LEAD), -1)
+            later = [one.each_ms[counts] or one.each_ms for one in run.groups if one.steps]
             step_ms = max((sum(each) / len(each) for each in later), default=0.0)
+            if self._clock_gap:
+                step_ms = max(step_ms, 1e3 * ring_s(self, members))
             return step_ms, step_ms
         each = run.slowest.each_ms
         return each[0], each[-1]
@@ -238,7 +245,9 @@ class WorkerCosts:
         slow, slow_link = (
             {place: given[number] for place, number in places if number in given} for given in (own.slow, own.slow_link)
         )
-        # Those that lead others by some steps do not wait in the first ones.
-        steps = TIMED_STEPS + self._clock_gap if self._clock_gap else own.steps
-        steps = TIMED_STEPS * (len(members) - self._limits.servers) if self._has_tasks else steps
+        steps = own.steps
+        if self._clock_gap:  # see `_steps_ms` for those that do not count
+            steps = TIMED_STEPS + min(self._clock_gap, _MOST_LEAD) + 2
+        elif self._has_tasks:
+            steps = TIMED_STEPS * (len(members) - self._limits.servers)
         return replace(own, slow=slow, slow_link=slow_link, steps=steps)

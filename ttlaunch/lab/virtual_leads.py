@@ -16,6 +16,7 @@ from functools import partial
 from ttlaunch.lab.virtual_gifts import equal_parts
 from ttlaunch.lab.virtual_members import VirtualMembers
 from ttlaunch.lab.virtual_passes import Passes
+from ttlaunch.lab.virtual_processes import ring_s
 from ttlaunch.membership import worker
 from ttlaunch.membership.messages import Begin
 
@@ -96,20 +97,17 @@ class StepsAhead:
     def _measure(self, begin: Begin) -> None:
         """Find out how long the parts of a step travel, and how long a member takes for an update.
 
-        They travel around a ring: 2(W - 1) times a W-th of the gradient from each of W members to the next. If that is hidden behind the
-        micro-batches, what else a step of members that stay takes is the update; otherwise steps take as long as messages.
+        If the ring (`ring_s`) is hidden behind the micro-batches, what else a step of members that stay takes is the update; otherwise
+        steps take as long as messages.
         """
-        numbers, count = begin.numbers, len(begin.numbers)
-        piece = self._costs.mean_bytes / count
-        around = {dest: {giver: piece} for giver, dest in zip(numbers, [*numbers[1:], numbers[0]], strict=True)}
-        ring_s = 2 * (count - 1) * max(self._costs.transfers_s(around).values()) if count > 1 else 0.0
+        numbers, travels_s = begin.numbers, ring_s(self._costs, begin.numbers)
         step_s = self._costs.step_s(numbers, agrees=True)
         longest_s = max(
             (stop - first) * self._costs.leaf_s(number)
             for number, (first, stop) in zip(numbers, begin.blocks, strict=True)
         )
-        is_hidden = ring_s < longest_s
-        self._exchange_s = ring_s if is_hidden else step_s
+        is_hidden = travels_s < longest_s
+        self._exchange_s = travels_s if is_hidden else step_s
         self._update_s = max(0.0, step_s - longest_s) if is_hidden else 0.0
 
     # What members do

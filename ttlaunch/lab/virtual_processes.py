@@ -42,6 +42,15 @@ class Costs(Protocol):
         """Return how long each of some workers gets what others give it at the same time, by number: of each giver so many bytes."""
 
 
+def ring_s(costs: Costs, members: Sequence[int]) -> float:
+    """Return how long the parts of a mean travel around a ring: 2(W - 1) times a W-th of it, from each of W members to the next."""
+    if len(members) == 1:
+        return 0.0
+    piece = costs.mean_bytes / len(members)
+    around = {dest: {giver: piece} for giver, dest in zip(members, [*members[1:], members[0]], strict=True)}
+    return 2 * (len(members) - 1) * max(costs.transfers_s(around).values())
+
+
 @dataclass
 class Epoch:
     """An epoch, and what the change that led to it has cost; times in seconds after the begin of the first step.
