@@ -111,16 +111,26 @@ def test_a_run_whose_server_ends_is_over_and_names_it():
 
 
 def test_a_run_whose_server_makes_no_progress_is_over_when_it_is_killed():
-    """Its launcher then has no record of an end that it could name."""
+    """The launcher itself has killed it, and says why, and that nobody else has the weights."""
     members, verdict = hand_out("stop rank=0 at step=6")
     assert WEIGHTS_S + 3 * TASK_S + 5.0 == pytest.approx(members.over_s, abs=2 * WEIGHTS_S)
-    assert ("failed", 1, "R075", None) == (
-        verdict.status,
-        verdict.exit_status,
-        verdict.failure.code,
-        verdict.failure.rank,
-    )
-    assert ["misnamed"] == outcomes(verdict)
+    failure = verdict.failure
+    assert ("hung", 6, "R075", 0) == (verdict.status, verdict.exit_status, failure.code, failure.rank)
+    expected = "rank 0 (member, localhost) took the weights with it: it was killed because it made no progress for 5 s in step 7"
+    assert expected == failure.message
+    left = "the 2 workers that are left cannot go on: the weights are gone with those that ended"
+    assert (left, "worker-0000 made no progress for 5 s and was killed") == failure.evidence
+    assert ["named"] == outcomes(verdict)
+
+
+def test_a_worker_that_makes_no_progress_is_not_named_where_the_server_ends_soon_after():
+    """Nobody has gone on without the worker yet, but only the server had the weights."""
+    stopped_s = WEIGHTS_S + 4 * TASK_S
+    members, verdict = hand_out(f"stop rank=1 at step=6; kill rank=0 at {stopped_s + 5.05:.2f}s")
+    assert [(0, 1, 2)] == [one.members for one in members.epochs if one.steps]
+    assert "made no progress for 5 s" == members.processes[1].hung
+    assert ("failed", "R004", 0) == (verdict.status, verdict.failure.code, verdict.failure.rank)
+    assert ["replaced", "named"] == outcomes(verdict)
 
 
 def test_a_worker_may_leave_and_the_server_not():

@@ -21,10 +21,11 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RankRow
 from ttlaunch.records.endings import RankExit
 from ttlaunch.records.ranks import Started
 from ttlaunch.running.conclude import Ending, conclude
+from ttlaunch.running.failures.name_cause import name_hung_worker
 from ttlaunch.running.lost_hosts import cut_off
-from ttlaunch.running.membership.elastic_run import why_nobody_goes_on
 from ttlaunch.running.membership.members import NotAdmittedError
 from ttlaunch.running.membership.membership import check_can_leave
+from ttlaunch.running.membership.why_over import Ended, why_nobody_goes_on
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, Watch
 
@@ -218,21 +219,39 @@ def _ending(
     shims = [number for number in gone if number in happening.exits and happening.exits[number] is None]
     ending.lost_shims = {number: _START + (processes[number].gone_s or 0.0) for number in shims}
     if has_failed:
-        why = [f"{worker_name(number)} {one.why}" for number, one in sorted(processes.items()) if one.why]
         left = [state for state in ranks if state.phase is not Phase.ABSENT and state.row.rank not in outlived]
-        over_s = members.over_s or 0.0
-        # Where the run ends with one that is killed because it makes no progress, the launcher has no record of that end yet.
-        notice_s = members.costs.notice_s
-        ended = {number for number in gone if (processes[number].gone_s or 0.0) + notice_s <= over_s}
+        ended = _ended(members, ranks, outlived=outlived)
+        over_s, notice_s = members.over_s or 0.0, members.costs.notice_s
+        # The launcher has no record yet of an end that it has not noticed, and needs none of those that it has killed itself.
+        known = {
+            number for number in gone - ended.hung.keys() if (processes[number].gone_s or 0.0) + notice_s <= over_s
+        }
         is_of_a_worker = any(
-            (state.phase is Phase.FAILED and state.row.rank in ended) or (state.exit is None and ending.why_lost(state))
+            (state.phase is Phase.FAILED and state.row.rank in known) or (state.exit is None and ending.why_lost(state))
             for state in left
         )
-        at = _START + over_s
         ending.failure = why_nobody_goes_on(
-            coordinator, is_of_a_worker=is_of_a_worker, needed=needed, at=at, why=why, next_step=""
+            coordinator, ended, is_of_a_worker=is_of_a_worker, needed=needed, at=_START + over_s, next_step=""
         )
+        if ending.failure is None or ending.failure.rank is None:
+            ending.tolerate(outlived | ended.hung.keys(), ranks)
     return ending
+
+
+def _ended(members: VirtualMembers, ranks: Sequence[RankState], *, outlived: frozenset[int]) -> Ended:
+    """Return what the supervisor would know of the workers that have ended."""
+    processes = members.processes
+    hung = {
+        state.row.rank: name_hung_worker(state, one.hung, time=_START + one.gone_s)
+        for state in ranks
+        if (one := processes.get(state.row.rank)) is not None and one.hung and one.gone_s is not None
+    }
+    lost = sorted((one.lost_s, number) for number, one in processes.items() if one.lost_s is not None)
+    return Ended(
+        why={number: one.why for number, one in processes.items() if one.why},
+        lost={number: processes[number].state.applied is not None for _, number in lost if number not in outlived},
+        hung=hung,
+    )
 
 
 def _record(

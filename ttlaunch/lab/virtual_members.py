@@ -196,7 +196,8 @@ class VirtualMembers:
 
         def kill() -> None:
             if process.gone_s is None and is_quiet():
-                self._note_end(number, f"made no progress for {render_duration(quiet_s)} and was killed")
+                process.hung = f"made no progress for {render_duration(quiet_s)}"
+                self._note_end(number, f"{process.hung} and was killed")
                 self._lose(number)
 
         self.at(self.now + quiet_s, kill)

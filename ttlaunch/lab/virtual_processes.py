@@ -92,6 +92,7 @@ class Process:
         started_s: When it was started.
         ready_s: When it could take part, with or without the state; None if it never could.
         gone_s, why: When and how it ended; None while it lives.
+        hung: Why it was killed, as a clause, if it made no progress; else empty.
         stopped_s: Since when it is stopped; None if it is not.
         later: What it does when it is continued.
         taken, got: How many states and how many mean gradients it has got from others, and how many bytes altogether.
@@ -107,6 +108,7 @@ class Process:
     ready_s: float | None = None
     gone_s: float | None = None
     why: str = ""
+    hung: str = ""
     stopped_s: float | None = None
     later: deque[Callable[[], None]] = field(default_factory=deque)
     lost_s: float | None = None

@@ -107,6 +107,12 @@ class Ending:
         """The hosts that are lost now; remove one that is back."""
         return self.lost_hosts
 
+    @property
+    def has_hung(self) -> bool:
+        """Whether `failure` is a hang; a rank whose host was lost meanwhile had only fallen silent with it."""
+        noticed = self.failure
+        return noticed is not None and noticed.kind is Cause.HUNG and noticed.host not in self.fatal_lost_hosts
+
     def why_lost(self, state: RankState) -> str:
         """Return how a rank was lost that has left no record of its end, as a clause; empty if it was not."""
         if state.row.rank in self.lost_shims:
@@ -176,7 +182,7 @@ def find_failure(
 
     If the run hung, the verdict on the hang is the failure: the supervisor itself ended the ranks.
     """
-    if ending.failure is not None and ending.failure.kind is Cause.HUNG:
+    if ending.has_hung:
         return ending.failure
     # Whatever happened after replicas began to differ may be a consequence.
     if wrong := compared_replicas(plan, watch.replicas) or audited_failure(plan, watch.audits):

@@ -271,6 +271,51 @@ def test_a_run_whose_weights_are_gone_says_how_to_go_on_from_its_checkpoint(supe
     assert expected == supervised.run.failure.next_step
 
 
+@pytest.fixture
+def stranded(supervised):
+    """A worker makes no progress and is killed, and the other one is asked what it has."""
+    supervised.report(1, "progressed", epoch=1, applied=1, limit_s=60.0)
+    supervised.report(0, "progressed", epoch=1, applied=1, limit_s=0.0)
+    supervised.look()
+    assert [(0, 9)] == supervised.controller.signals
+    return supervised
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_worker_that_made_no_progress_and_took_the_weights_is_named_whether_its_end_is_on_record_or_not(
+    stranded, is_recorded
+):
+    if is_recorded:
+        stranded.end(0, status=None, signal=9)
+        stranded.look()
+    stranded.report(1, "answered", epoch=2, applied=None)
+    stranded.look()
+    failure = stranded.run.failure
+    expected = "rank 0 (worker, localhost) took the weights with it: it was killed because it made no progress for 0 s"
+    assert failure.message.startswith(expected)
+    assert ("R075", "hung", frozenset()) == (failure.code, failure.kind, stranded.run.tolerated)
+    assert "the worker that is left cannot go on: the weights are gone with those that ended" == failure.evidence[0]
+    assert "the run has saved no checkpoint" in failure.next_step
+
+
+def test_of_two_workers_with_the_weights_the_first_that_was_lost_is_named_and_neither_took_them_alone(stranded):
+    stranded.end(1, status=None, signal=9)
+    stranded.look()
+    failure = stranded.run.failure
+    assert (0, True) == (failure.rank, failure.cause.startswith("was killed because it made no progress for 0 s"))
+    assert "0 workers are left, and a step needs 1" == failure.evidence[0]
+
+
+def test_a_worker_that_made_no_progress_is_not_named_where_another_one_was_lost_before_it(supervised):
+    supervised.report(0, "progressed", epoch=1, applied=1, limit_s=0.0)
+    supervised.end(1, status=None, signal=9)
+    supervised.look()
+    supervised.look()
+    supervised.end(0, status=None, signal=9)
+    supervised.look()
+    assert (None, {0}) == (supervised.run.failure, supervised.run.tolerated)
+
+
 def test_a_run_that_has_too_few_workers_and_starts_none_only_waits_for_others(tmp_path):
     supervised = Supervised(tmp_path, elastic="2:2")
     supervised.begin()

@@ -193,6 +193,11 @@ def name_lost_shim(state: RankState, seen: float) -> Failure:
     )
 
 
+def name_hung_worker(state: RankState, what: str, *, time: float) -> Failure:
+    """Make the failure of a worker of an elastic run that the launcher kills because it makes no progress, as the clause `what` says."""
+    return _failure(state, kind=Cause.HUNG, code="R075", cause=what, time=time)
+
+
 def name_lost_daemon(state: RankState, seen: float, *, launcher: str) -> Failure:
     """Make the failure of a host whose ranks ended because the engine's daemon there was killed; `state` is one of the ranks."""
     host = state.row.host

@@ -9,18 +9,17 @@ from ttlaunch import contract
 from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics.count import counted, render_duration
 from ttlaunch.diagnostics.terminal_text import clean
-from ttlaunch.membership.coordinator_state import Coordinator
 from ttlaunch.membership.coordinator_state import Phase as MembersPhase
 from ttlaunch.membership.messages import Member
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.members import MemberReport
-from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.failures.name_cause import signal_name
+from ttlaunch.running.failures.name_cause import name_hung_worker, signal_name
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.membership.journal import Journal
 from ttlaunch.running.membership.membership import FASTER, Membership
 from ttlaunch.running.membership.outside import OutsideWorkers
+from ttlaunch.running.membership.why_over import Ended, why_nobody_goes_on
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.facts import MEMBERS_FILE
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
@@ -88,6 +87,7 @@ class ElasticRun:
         )
         self._is_ending = False
         self._gone: set[int] = set()
+        self._hung: dict[int, Failure] = {}  # those of them that it has killed because they made no progress
         self._seen_by_engine: frozenset[int] = frozenset()  # those of them that it has outlived
         self._away: set[str] = set()  # lost hosts that the run goes on without
         self._futile: dict[int, int] = {}  # by place
@@ -159,7 +159,7 @@ class ElasticRun:
             return False
         others = [one for other, one in self.membership.state.workers.items() if other != number]
         if number not in self._gone and any(one.applied is not None for one in others):
-            self._end_hung(ranks[number], f"{hang.cause}, and was killed", time.monotonic())
+            self._end_hung(ranks[number], hang.cause, time.monotonic(), why=f"{hang.cause}, and was killed")
             self._replace(ranks, [number], why_lost)
         return number in self._gone
 
@@ -203,7 +203,7 @@ class ElasticRun:
             if number >= self._planned:
                 self.membership.lose(number, f"made no progress for {render_duration(seconds)}", now)
             elif number not in self._gone:
-                self._end_hung(ranks[number], f"made no progress for {render_duration(seconds)} and was killed", now)
+                self._end_hung(ranks[number], f"made no progress for {render_duration(seconds)}", now)
                 lost.append(number)
         self.membership.tick(now)
         has_begun = bool(self.membership.changes)  # until then, a worker that ends may well do so every time
@@ -213,8 +213,7 @@ class ElasticRun:
         can_come = (self.waits_for_others or may_return) and not self.membership.is_frozen
         is_too_few = not can_come and self._has_too_few(ranks, is_ending=is_ending)
         if self.membership.phase is MembersPhase.STRANDED or is_too_few:
-            self.tolerated = self._outlived(ranks)  # the failure to name is one that the others did not outlive
-            self.failure = self.failure or self._too_few(ranks, why_lost)
+            self._note_failure(ranks, why_lost)
             return
         if self.is_over:
             self._end_starting(ranks)
@@ -297,11 +296,12 @@ class ElasticRun:
         append_event(self._folder, "worker_lost", worker=worker_name(number), reason=why)
         self.membership.lose(number, why, now)
 
-    def _end_hung(self, state: RankState, why: str, now: float) -> None:
-        """Kill a worker that has stopped making progress; a stopped process dies too."""
+    def _end_hung(self, state: RankState, what: str, now: float, *, why: str = "") -> None:
+        """Kill a worker that has stopped making progress, as the clause `what` says; a stopped process dies too."""
         number = state.row.rank
         self._gone.add(number)
-        self._lose(state, why, now)
+        self._hung[number] = name_hung_worker(state, what, time=time.time())
+        self._lose(state, why or f"{what} and was killed", now)
         self._controller.signal_ranks([state], signal.SIGKILL)
 
     def _end_starting(self, ranks: Sequence[RankState]) -> None:
@@ -352,17 +352,32 @@ class ElasticRun:
         }
         return frozenset(before.difference(*made[-1:]) | (dismissed - self._gone))
 
+    def _note_failure(self, ranks: Sequence[RankState], why_lost: Callable[[RankState], str]) -> None:
+        """Note why the run cannot go on; the failure to name is one that the others did not outlive."""
+        self.tolerated = self._outlived(ranks)
+        self.failure = self.failure or self._too_few(ranks, why_lost)
+        if self.failure is None or self.failure.rank is None:
+            # This supervisor itself has killed those that made no progress: where they are not what ended the run, their ends by
+            # SIGKILL must not be taken for what did.
+            self.tolerated |= self._hung.keys()
+
     def _too_few(self, ranks: Sequence[RankState], why_lost: Callable[[RankState], str]) -> Failure | None:
         """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name."""
-        why = tuple(f"{worker_name(number)} {reason}" for number, reason in sorted(self.membership.left.items()))
+        membership = self.membership
         left = [state for state in _present(ranks) if state.row.rank not in self.tolerated]
-        is_of_a_worker = any(state.phase is Phase.FAILED or (state.exit is None and why_lost(state)) for state in left)
+        is_of_a_worker = any(
+            (state.phase is Phase.FAILED and state.row.rank not in self._hung)
+            or (state.exit is None and why_lost(state))
+            for state in left
+        )
+        noticed = tuple(membership.lost.items())  # one step: other threads may add to it
+        lost = {number: had_weights for number, had_weights in noticed if number not in self.tolerated}
         return why_nobody_goes_on(
-            self.membership.state,
+            membership.state,
+            Ended(why=membership.left, lost=lost, hung=self._hung),
             is_of_a_worker=is_of_a_worker,
             needed=self._limits.minimum,
             at=time.time(),
-            why=why,
             next_step=self._how_to_go_on(),
         )
 
@@ -416,33 +431,6 @@ class ElasticRun:
 
     def _say(self, text: str) -> None:
         self._view.output("stderr", clean(text).encode())
-
-
-def why_nobody_goes_on(
-    state: Coordinator, *, is_of_a_worker: bool, needed: int, at: float, why: Sequence[str], next_step: str
-) -> Failure | None:
-    """Return the failure of a run whose workers are too few; None if one of them has a failure of its own to name.
-
-    Args:
-        state: What the coordinator knows.
-        is_of_a_worker: Whether a worker that the others did not outlive has failed, or was lost.
-        needed: How many workers a step needs.
-        at: When the run could not go on, in seconds since the epoch.
-        why: How others ended, a clause for each.
-        next_step: How to go on from what was saved.
-    """
-    if state.lacks_slots:
-        cause = "a part of the state is gone: the worker that owned it and its shadow ended together"
-        return Failure(code="R075", cause=cause, time=at, evidence=tuple(why), next_step=next_step)
-    if is_of_a_worker:
-        return None
-    count = len(state.workers)
-    if count and state.phase is MembersPhase.STRANDED:
-        who = "the worker that is left" if count == 1 else f"the {count} workers that are left"
-        cause = f"{who} cannot go on: the weights are gone with those that ended"
-        return Failure(code="R075", cause=cause, time=at, evidence=tuple(why), next_step=next_step)
-    cause = f"{counted(count, 'worker')} {'is' if count == 1 else 'are'} left, and a step needs {needed}"
-    return Failure(code="R075", kind=Cause.OTHER, cause=cause, time=at, evidence=tuple(why))
 
 
 def _present(ranks: Sequence[RankState]) -> list[RankState]:

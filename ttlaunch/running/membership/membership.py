@@ -9,7 +9,7 @@ from typing import Any
 from ttlaunch.contract import worker_name
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.membership.coordinator import step
-from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms
+from ttlaunch.membership.coordinator_state import Coordinator, Phase, Terms, Worker
 from ttlaunch.membership.messages import (
     Begin,
     CutOff,
@@ -81,6 +81,8 @@ class Membership:
     Attributes:
         changes: The epochs that have begun.
         left: Why each worker that is gone has left, by number.
+        lost: Those of them that were lost, in the order in which that was noticed, each with whether it had the weights, or its part
+            of them.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Membership:
         """
         self.changes: list[Change] = []
         self.left: dict[int, str] = {}
+        self.lost: dict[int, bool] = {}
         self._state = Coordinator(terms_of(limits))
         self._journal, self._tell = journal, tell
         self._pulse = Pulse(hang_s=hang_s)
@@ -173,6 +176,7 @@ class Membership:
             known = self._state.workers.get(number)
             member = known.seat.member if known else Member(number, self._state.seen.get(number, 0))
             self.left.setdefault(number, reason)
+            self.lost.setdefault(number, known is not None and self._has_weights(number, known))
             self._has_lost = True
             self._journal.write("lost", worker=number, incarnation=member.incarnation, reason=reason)
             self._add_reason(f"{worker_name(number)} {reason}", now)
@@ -195,6 +199,7 @@ class Membership:
             if number in self._state.workers:
                 self.lose(number, "was replaced by a newer process of the same worker", now)
             self.left.pop(number, None)
+            self.lost.pop(number, None)
 
     def let_leave(self, number: int, now: float) -> None:
         """Let a worker leave at the next boundary of a step; one that leaves already, or does not take part, is left as it is.
@@ -240,6 +245,13 @@ class Membership:
         """Return the members that hold the run up, each with the seconds since its last progress."""
         with self._lock:
             return self._pulse.late(now) if self._state.phase in {Phase.COLLECTING, Phase.RUNNING} else {}
+
+    def _has_weights(self, number: int, known: Worker) -> bool:
+        """Whether a worker has weights: it has said so when it was last asked, or has made a step with them since."""
+        report = self._reports.get(number)
+        return known.applied is not None or (
+            report is not None and report.what == "progressed" and bool(report.applied)
+        )
 
     def _is_ready_now(self, number: int, event: Registered) -> bool:
         """Whether a worker can take part from now on; until then, one that follows the others disturbs nobody."""
