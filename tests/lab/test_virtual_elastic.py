@@ -1,6 +1,7 @@
 """`simulate --virtual --elastic`: an epoch of n workers is a simulation of n workers; and what is refused."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -310,6 +311,34 @@ def test_a_recipe_that_does_not_say_what_its_members_do_is_refused(here, recipe,
         simulate(spec=RunSpec("mine/", ranks=3, elastic="2:3"))
     [found] = refused.value.diagnostics
     assert (f"`--elastic` cannot be simulated for mine: {why}", (hint,)) == (found.message, found.hints)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "why"),
+    [
+        ("clock_gap", "-1", "`clock_gap` is -1"),
+        ("clock_gap", "'2'", "`clock_gap` is '2'"),
+        ("clock_gap", "lambda _: 10**9", "`clock_gap` is 1000000000"),
+        (
+            "tasks_in_hand",
+            "2",
+            "it says how many tasks of its server a worker has at a time, and no server hands out tasks",
+        ),
+        (
+            "clock_gap",
+            "2",
+            "it says that its members lead each other, and they wait in each step, for a server or to keep its mean",
+        ),
+    ],
+)
+def test_a_recipe_that_says_what_no_run_does_is_refused(here, name, given, why):
+    declared = copied_recipe(here / "mine", "data_parallel").with_name("recipe.py")
+    form = re.search(r"elastic=(Elastic\(.*?\n    \)),", declared.read_text(), re.DOTALL)[1]
+    changed = declared.read_text().replace(form, f"dataclasses.replace({form}, {name}={given})")
+    declared.write_text(changed.replace("from ", "import dataclasses\nfrom ", 1))
+    with pytest.raises(LaunchError) as refused:
+        simulate(spec=RunSpec("mine/", ranks=2, elastic="1:3"))
+    assert f"`--elastic` cannot be simulated for mine: {why}" == refused.value.diagnostics[0].message
 
 
 def test_the_times_of_steps_and_changes_add_up(changing):

@@ -30,7 +30,8 @@ _SECONDS = 4.0
 _LONGEST_S = 10.0
 _COPIES_OF_ONE = 2
 """How often a single rank is rehearsed: a process keeps the pages of memory that it got, which make it up to a tenth slower or quicker than another.
-With three, a calibration would take longer than it may where there are two cores."""
+A third one would take a second more to begin where there are two cores, and a calibration longer than 10 s."""
+_WHEN = "try again when less is running here; `uptime` shows how much is"
 _HERE = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -58,7 +59,11 @@ def predict_time(plan: LaunchPlan, *, anew: bool, seconds: float = _SECONDS) -> 
 
 
 def copies_of(ranks: int) -> int:
-    """Return in how many processes the ranks of a plan are rehearsed: as many as cores at a time, or a single rank several times after another."""
+    """Return in how many processes the ranks of a plan are rehearsed.
+
+    A single rank is in two, one after the other. Several ranks are in as many at the same time as there are ranks and cores, and at least
+    in two, which exchange the messages that are measured.
+    """
     return _COPIES_OF_ONE if ranks == 1 else max(2, min(ranks, len(os.sched_getaffinity(0))))
 
 
@@ -98,9 +103,12 @@ def _calibrate(plan: LaunchPlan, content: Mapping[str, Any], seconds: float) -> 
     usable = [one for one in ends if not isinstance(one, BadRecord)]
     if len(usable) < copies or any(len(one.ranks) != ranks for one in usable):
         return NotPredicted("the ranks that calibrate wrote nothing that can be used")
-    found = settle_rehearsal([one for one in usable if not one.is_spare])
+    counted = [one for one in usable if not one.is_spare]
+    for finding in (text for one in counted for text in one.findings):
+        raise _mistake(f"the steps of this plan cannot be rehearsed here: {finding}", "rehearse a smaller model")
+    found = settle_rehearsal(counted)
     if isinstance(found, str):
-        raise _useless(found)
+        raise _mistake(f"this machine is too busy for a calibration: {found}", _WHEN)
     not_kept = _keep(content, found)
     prediction = time_of(found, content)
     return (
@@ -124,10 +132,5 @@ def _keep(content: Mapping[str, Any], found: KeptPlan) -> str | None:
     return None
 
 
-def _useless(reason: str) -> LaunchError:
-    mistake = usage_mistake(
-        f"this machine is too busy for a calibration: {reason}",
-        "try again when less is running here; `uptime` shows how much is",
-        code="H050",
-    )
-    return LaunchError([mistake], status=4)
+def _mistake(message: str, hint: str) -> LaunchError:
+    return LaunchError([usage_mistake(message, hint, code="H050")], status=4)

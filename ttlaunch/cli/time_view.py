@@ -35,8 +35,11 @@ def render_time(found: Found) -> list[str]:
 
 
 def _copies(found: TimePrediction) -> str:
-    """In how many processes: only copies of a single rank, which has no link, come one after the other."""
-    return f"{found.kept.copies} {'at a time' if found.kept.link or found.kept.copies == 1 else 'one after the other'}"
+    """Return in how many processes ranks were rehearsed; only those of a single rank, which measures no messages, come one after the other."""
+    count = found.kept.copies
+    if count == 1:
+        return "in one process"
+    return f"in {count} processes{', one after the other' if found.kept.link is None else ' at the same time'}"
 
 
 def _row(one: RankTime) -> tuple[str, ...]:

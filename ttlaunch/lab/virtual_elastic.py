@@ -29,10 +29,13 @@ from ttlaunch.lab.virtual_steps import StepsTogether
 from ttlaunch.lab.virtual_tasks import TasksHandedOut
 from ttlaunch.planning.fault_checks import check_faults, scope_of
 from ttlaunch.planning.faults import Fault
-from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import ElasticLimits, LaunchPlan
 from ttlaunch.running.metrics.epoch_traffic import members_step_bytes
 from ttlaunch.spec.recipe.declare import Elastic, Recipe
 from ttlaunch.spec.recipe.importing import import_recipe_module
+
+_MOST = 1000
+"""The largest number of tasks or of steps that a recipe may declare; those of the built-in ones are at most 100."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ def run_elastic_virtually(
     _check_faults(conditions.faults, plan, steps=steps)
     assert isinstance(recipe.elastic, Elastic)  # noqa: S101 - the plan was made
     of_steps = replace(conditions, faults=(), times_micro_batch=True)
-    clock_gap = _number(recipe.elastic.clock_gap, recipe, plan)
+    clock_gap = _number("clock_gap", recipe, plan)
     costs = WorkerCosts(spec, plan, of_steps, steps=steps, form=recipe.elastic, clock_gap=clock_gap, simulate=simulate)
     costs.start_s = start_s
     costs.look_ahead(conditions.faults)
@@ -170,17 +173,27 @@ def run_elastic_virtually(
 def _work_of(recipe: Recipe, plan: LaunchPlan) -> Callable[[VirtualMembers], Work]:
     """Return what the members of a run do in an epoch."""
     assert isinstance(recipe.elastic, Elastic)  # noqa: S101 - the plan was made
-    if most_in_hand := _number(recipe.elastic.tasks_in_hand, recipe, plan):
+    if most_in_hand := _number("tasks_in_hand", recipe, plan):
         return partial(TasksHandedOut, most_in_hand=most_in_hand)
-    clock_gap = _number(recipe.elastic.clock_gap, recipe, plan)
+    clock_gap = _number("clock_gap", recipe, plan)
     return partial(StepsAhead, clock_gap=clock_gap) if clock_gap else StepsTogether
 
 
-def _number(given: int | Callable[[Any], int], recipe: Recipe, plan: LaunchPlan) -> int:
-    """Return a number of a declaration, which may depend on the configuration."""
-    if isinstance(given, int):
-        return given
-    return given(recipe.config.model_validate_json(json.dumps(plan.as_json()["config"])))
+def _number(name: str, recipe: Recipe, plan: LaunchPlan) -> int:
+    """Return a number that a recipe declares in its `Elastic`, which may depend on the configuration.
+
+    Raises:
+        LaunchError: It is no number that a run could have.
+    """
+    given = getattr(recipe.elastic, name)
+    if callable(given):
+        given = given(recipe.config.model_validate_json(json.dumps(plan.as_json()["config"])))
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= _MOST:
+        raise usage_error(
+            f"`--elastic` cannot be simulated for {plan.as_json()['recipe']['name']}: `{name}` is {given!r}",
+            f"`{name}` of its `Elastic` is a whole number from 0 to {_MOST}, or a function that returns one",
+        )
+    return given
 
 
 def _timed(epoch: Epoch, costs: WorkerCosts, plan: LaunchPlan, *, is_counted: bool) -> EpochTime:
@@ -202,26 +215,47 @@ def _recipe_of(plan: LaunchPlan) -> Recipe:
     recipe = import_recipe_module(Path(content["folder"]), "recipe").RECIPE
     form = recipe.elastic
     assert isinstance(recipe, Recipe) and isinstance(form, Elastic) and limits is not None  # noqa: S101, PT018 - the plan was made
-    hint = "`ttlaunch chaos` takes it, and `data_parallel` or `hierarchical_parallel`, for example, can be simulated"
     if form.has_local_steps:
         return recipe
-    leads = _number(form.clock_gap, recipe, plan) > 0
-    if limits.hands_out_tasks and not form.tasks_in_hand:
-        why = "it does not say how many tasks of its server a worker has at a time"
-        hint = "`tasks_in_hand` of its `Elastic` says so"
-    elif not (leads or limits.hands_out_tasks or limits.kept_bytes or limits.shadow_bytes):
-        why = "its members keep no mean gradient for one that lacks a step, as where messages of several steps overlap"
-        hint = (
-            "`clock_gap` of its `Elastic` says by how many steps they may lead each other; `ttlaunch chaos` takes all"
-        )
-    elif limits.servers and not form.as_roles:
-        why, hint = (
+    tasks, gap = (_number(name, recipe, plan) for name in ("tasks_in_hand", "clock_gap"))
+    refusal = _refusal(form, limits, has_tasks=tasks > 0, leads=gap > 0)
+    if refusal is None:
+        return recipe
+    why, hint = refusal
+    raise usage_error(f"`--elastic` cannot be simulated for {content['name']}: {why}", hint)
+
+
+def _refusal(form: Elastic, limits: ElasticLimits, *, has_tasks: bool, leads: bool) -> tuple[str, str] | None:
+    """Return why steps of a recipe cannot be simulated, and what mends it; None if they can."""
+    keeps = limits.kept_bytes or limits.shadow_bytes
+    refusals = (
+        (
+            limits.hands_out_tasks and not has_tasks,
+            "it does not say how many tasks of its server a worker has at a time",
+            "`tasks_in_hand` of its `Elastic` says so",
+        ),
+        (
+            has_tasks and not limits.hands_out_tasks,
+            "it says how many tasks of its server a worker has at a time, and no server hands out tasks",
+            "leave out `tasks_in_hand` of its `Elastic`",
+        ),
+        (
+            leads and (limits.servers or keeps),
+            "it says that its members lead each other, and they wait in each step, for a server or to keep its mean",
+            "leave out `clock_gap` of its `Elastic`",
+        ),
+        (
+            not (leads or limits.hands_out_tasks or keeps),
+            "its members keep no mean gradient for one that lacks a step, as where messages of several steps overlap",
+            "`clock_gap` of its `Elastic` says by how many steps they may lead each other; `ttlaunch chaos` takes all",
+        ),
+        (
+            limits.servers and not limits.hands_out_tasks and not form.as_roles,
             "it does not say which ranks that stay do what its members do",
             "`as_roles` of its `Elastic` says so",
-        )
-    else:
-        return recipe
-    raise usage_error(f"`--elastic` cannot be simulated for {content['name']}: {why}", hint)
+        ),
+    )
+    return next(((why, hint) for is_so, why, hint in refusals if is_so), None)
 
 
 def _check_faults(faults: Sequence[Fault], plan: LaunchPlan, *, steps: int) -> None:

@@ -81,7 +81,7 @@ class RehearsalEnd:
     Attributes:
         findings: Why it cannot be used, in words; empty if it can.
         is_spare: Whether it has ended early, because fewer ranks compute at a time than there are copies, or has not begun, because the copy
-            before it took all the time.
+            before it left it too little time.
     """
 
     ranks: tuple[RehearsedRank, ...]

@@ -1,9 +1,5 @@
 """A single rank is rehearsed in several processes, one after the other (E9)."""
 
-import time
-
-import pytest
-
 from ttlaunch.runtime.calibration import trainer
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 
@@ -12,7 +8,7 @@ class Copies:
     """Copies with rehearsals that last as long as they are told to."""
 
     def __init__(self, *lasts_s):
-        self.given, self._lasts_s = {}, lasts_s
+        self.given, self._lasts_s, self._now_s = {}, lasts_s, 0.0
         self.world = InProcessWorld(["copy"] * len(lasts_s))
 
     def run(self, seconds):
@@ -21,12 +17,12 @@ class Copies:
         def live(rank):
             def rehearsing(**limits):
                 self.given[rank] = limits
-                time.sleep(self._lasts_s[rank])
+                self._now_s += self._lasts_s[rank]
                 return {"ranks": [rank]}
 
             context = self.world.communicator(rank)
             context.rank, context.world_size = rank, len(self._lasts_s)
-            found[rank] = trainer.in_turn(context, rehearsing, seconds=seconds)
+            found[rank] = trainer.in_turn(context, rehearsing, seconds=seconds, now=lambda: self._now_s)
 
         outcome = self.world.run({rank: lambda rank=rank: live(rank) for rank in range(len(self._lasts_s))})
         assert not outcome.errors
@@ -34,11 +30,18 @@ class Copies:
 
 
 def test_each_copy_has_an_equal_part_of_the_time_after_the_one_before_it():
-    copies = Copies(0.2, 0.2, 0.2)
+    copies = Copies(2.0, 2.0, 2.0)
 
-    assert {rank: {"ranks": [rank]} for rank in range(3)} == copies.run(seconds=0.6)
+    assert {rank: {"ranks": [rank]} for rank in range(3)} == copies.run(seconds=6.0)
     assert [0, 1, 2] == list(copies.given)
-    assert [pytest.approx(0.2, abs=0.05)] * 3 == [copies.given[rank]["seconds"] for rank in range(3)]
+    assert [2.0] * 3 == [copies.given[rank]["seconds"] for rank in range(3)]
+
+
+def test_what_a_copy_leaves_is_for_those_after_it():
+    copies = Copies(3.5, 1.0, 0.0)
+
+    copies.run(seconds=6.0)
+    assert [2.0, 1.25, 1.5] == [copies.given[rank]["seconds"] for rank in range(3)]
 
 
 def test_a_copy_whose_steps_are_long_takes_the_time_of_those_after_it():

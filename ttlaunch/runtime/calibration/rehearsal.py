@@ -92,7 +92,7 @@ def rehearse(
         folder: Where the ranks write their records.
         copy: Which copy of the ranks this is, of as many as rehearse at the same time.
         copies: How many those are; if fewer ranks of the plan compute at a time, the last ones end early.
-        longest_s: When it ends though too few steps are done; None: after twice `seconds`.
+        longest_s: After how many seconds it ends even with too few steps; None: after twice `seconds`.
 
     Returns:
         The fields of a `RehearsalEnd`, without its link.

@@ -39,6 +39,8 @@ _LINK_S = 0.25
 """Time for the messages of each size."""
 _MOST_LOOKS = 50
 """How often a rank looks for a message before it waits for it all the same."""
+_LEAST_PART = 0.5
+"""With less than half of its part of the time, a copy that rehearses after others makes too few steps to say anything."""
 _NO_LINK = MessageCosts(0.0, 0.0, 1e12)
 _BLOCKS, _WIDEST, _ROWS = 3, 256, 32
 """`Layers` has three blocks, at most 256 wide, for 32 rows: at most 0.8 MB of weights and as much of gradients, and about a millisecond."""
@@ -59,26 +61,32 @@ def copy(cfg: Config, ctx: RankContext) -> None:
     (folder / rehearsal_file(ctx.rank)).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def in_turn(ctx: RankContext, rehearsing: Callable[..., dict[str, Any]], *, seconds: float) -> dict[str, Any] | None:
+def in_turn(
+    ctx: RankContext,
+    rehearsing: Callable[..., dict[str, Any]],
+    *,
+    seconds: float,
+    now: Callable[[], float] = time.monotonic,
+) -> dict[str, Any] | None:
     """Let one copy after the other rehearse a single rank: beside each other they would slow each other down, as no run does.
 
     Args:
         ctx: The context of this copy.
         rehearsing: Is called with `seconds` and `longest_s`, and returns what it has found.
-        seconds: The time for all copies.
+        seconds: The time for all copies together, of which each has an equal part; as much again for steps that take long.
+        now: The clock, in seconds.
 
     Returns:
-        What it has found; None if the copies before took all the time, because their steps are long.
+        What it has found; None if the copies before have left it less than `_LEAST_PART` of its part.
     """
     left = torch.tensor([seconds], dtype=torch.float64)
     if ctx.rank:
         ctx.recv(left, source=Rank(ctx.rank - 1))
-    began, part = time.monotonic(), seconds / ctx.world_size
-    found = None
-    if ctx.rank == 0 or left.item() > part / 2:
-        own = left.item() / (ctx.world_size - ctx.rank)
-        found = rehearsing(seconds=own, longest_s=left.item() + seconds)
-    left -= time.monotonic() - began
+    began, found = now(), None
+    if ctx.rank == 0 or left.item() >= _LEAST_PART * seconds / ctx.world_size:
+        part = left.item() / (ctx.world_size - ctx.rank)
+        found = rehearsing(seconds=part, longest_s=left.item() + seconds)
+    left -= now() - began
     if ctx.rank + 1 < ctx.world_size:
         ctx.send(left, dest=Rank(ctx.rank + 1))
     return found

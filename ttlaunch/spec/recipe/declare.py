@@ -253,8 +253,9 @@ class Elastic:
         as_roles: Where ranks stay, the roles of those that do what members at the first places do, in the order of these places; further
             members are then workers. A simulation takes the time of a step from such ranks.
         tasks_in_hand: Where a server hands out the data of steps, how many tasks each worker has at a time, or a function that
-            returns it; 0: all members make each step together. A simulation needs it.
-        clock_gap: By how many steps the fastest member may lead the slowest, or a function that returns it. A simulation needs it.
+            returns it; 0: no server does. A simulation of such a recipe needs it.
+        clock_gap: By how many steps the fastest member may lead the slowest, or a function that returns it; 0: all members make each step
+            together. A simulation needs it. Not together with servers or with `kept_bytes`.
         has_local_steps: Whether workers take steps of their own between averages. The bits are then those of any run whose
             members have changed after the same steps.
         agreed_bytes: How many bytes of each parameter such workers have equal after an average; one that comes gets them.
