@@ -359,3 +359,10 @@ def test_a_worker_that_is_continued_makes_the_steps_that_others_have_made_alone(
     until_agreed, after = 8.0 + 3 * 4 * LEAF_S + REST_S, 14 * 4 * LEAF_S + 2 * REST_S
     assert until_agreed + after == pytest.approx(members.over_s)
     assert ("done", ["endured", "endured"]) == (verdict.status, outcomes(verdict))
+
+
+def test_one_that_waits_because_there_is_no_place_is_named_when_it_takes_part():
+    members, _ = run("join at step=1; join at step=1; kill rank=0 at step=9", start_s=1.0)
+    assert [(0, 1), (0, 1, 2), (1, 2, 3)] == [one.members for one in members.epochs]
+    joined = [[reason for reason in one.reasons if "joined" in reason] for one in members.epochs[1:]]
+    assert [["worker-0002 joined"], ["worker-0003 joined"]] == joined

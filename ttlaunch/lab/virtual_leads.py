@@ -117,7 +117,7 @@ class StepsAhead:
         one, applied = self._leaders[number], self._members.processes[number].state.applied
         assert applied is not None  # noqa: S101 - it has got the state
         if applied >= self._last_step:
-            self._end_run(number)
+            self._members.end_run(number)
             return
         one.step, one.done, one.waits = applied + 1, 0, False
         one.begun = max(one.begun, one.step)
@@ -172,7 +172,7 @@ class StepsAhead:
         self._members.on_step()
         # What follows comes after faults of this step, which may end or stop the member.
         if one.step == self._last_step:
-            self._members.act_at(self._members.now, number, partial(self._end_run, number))
+            self._members.act_at(self._members.now, number, partial(self._members.end_run, number))
         else:
             one.step, one.begun, one.done = one.step + 1, one.step + 1, 0
             self._members.act_at(self._members.now, number, partial(self._compute, number))
@@ -185,8 +185,3 @@ class StepsAhead:
         process.state = worker.end_step(worker.apply(process.state))
         if step > self._members.steps_done:
             self._members.note_step(step, usual_s=self._costs.step_s(self._members.epochs[-1].members, agrees=True))
-
-    def _end_run(self, number: int) -> None:
-        process = self._members.processes[number]
-        process.state = worker.end_run(process.state)
-        self._members.report(number)

@@ -253,7 +253,6 @@ class VirtualMembers:
             return
         if applied is not None or not follows:
             process.ready_s = self.now
-            self._reasons.append(f"{worker_name(number)} joined")
         self._handle(Registered(self._seat(number), applied, follows=follows))
 
     def _seat(self, number: int) -> Seat:
@@ -325,7 +324,8 @@ class VirtualMembers:
             self._handle(worker.answer(process.state))
 
     def _begin(self, begin: Begin, at_s: float) -> None:
-        came = [one for one in begin.numbers if self.epochs and one not in self.epochs[-1].members]
+        before = self.epochs[-1].members if self.epochs else ()
+        came = [one for one in begin.numbers if one not in before]
         reasons = [*self._reasons, *(f"{worker_name(one)} joined" for one in came)]
         self._reasons = []
         known = begin.epoch, begin.numbers, begin.applied, at_s, tuple(dict.fromkeys(reasons)), begin.blocks
@@ -335,6 +335,12 @@ class VirtualMembers:
         self._work.begin(begin, at_s)
 
     # What members report of their work
+
+    def end_run(self, number: int) -> None:
+        """Let a member report that it has made the last step."""
+        process = self.processes[number]
+        process.state = worker.end_run(process.state)
+        self.report(number)
 
     def note_step(self, step: int, *, usual_s: float | None) -> None:
         """Note that a step of the run is made now, which takes so long where no change comes in between; None if that is not known."""

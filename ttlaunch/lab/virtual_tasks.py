@@ -166,7 +166,7 @@ class TasksHandedOut:
                 one.tasks.extend(task for task in one.answer if task)
                 one.awaits, one.answer, one.pushed = False, None, 0
             elif not has_some:
-                self._end_run(number)
+                self._members.end_run(number)
             elif not one.task:
                 one.task, one.done = one.tasks.popleft(), 0
             elif one.done < self._micro_batches:
@@ -253,9 +253,4 @@ class TasksHandedOut:
     def _end_if_all_know(self) -> None:
         has_ended = self._members.processes[_SERVER].state.has_ended
         if self._tasks.is_ending and self._dismissed >= self._workers.keys() and not has_ended:
-            self._end_run(_SERVER)
-
-    def _end_run(self, number: int) -> None:
-        process = self._members.processes[number]
-        process.state = worker.end_run(process.state)
-        self._members.report(number)
+            self._members.end_run(_SERVER)
