@@ -136,23 +136,25 @@ def test_a_worker_that_comes_later_gets_weights_and_tasks_from_the_server(tmp_pa
     assert (True, "") == repeated(run)
 
 
-def test_a_run_whose_server_is_killed_ends_and_names_it(tmp_path):
+def report_without_server(tmp_path, number):
+    """The report of a run whose server got a signal after five steps, without which nobody can go on."""
     with running(tmp_path, *options({"training_config.steps": 4000}), recipe="elastic_dp", elastic="2:3") as run:
         run.until(lambda: run.step() >= 5)
-        os.kill(run.pid(0), signal.SIGKILL)
+        os.kill(run.pid(0), number)
         report = run.report()
+    assert "stranded" == run.journal("stranded")[-1]["what"]
+    return report
+
+
+def test_a_run_whose_server_is_killed_ends_and_names_it(tmp_path):
+    report = report_without_server(tmp_path, signal.SIGKILL)
     failure = report["failure"]
     assert ("failed", "R004", 0) == (report["status"], failure["code"], failure["rank"])
-    assert "stranded" == run.journal("stranded")[-1]["what"]
 
 
 def test_a_run_whose_server_is_stopped_ends_and_names_it_and_not_who_killed_it(tmp_path):
-    with running(tmp_path, *options({"training_config.steps": 4000}), recipe="elastic_dp", elastic="2:3") as run:
-        run.until(lambda: run.step() >= 5)
-        os.kill(run.pid(0), signal.SIGSTOP)
-        report = run.report()
+    report = report_without_server(tmp_path, signal.SIGSTOP)
     failure = report["failure"]
     assert ("hung", 6, "R075", 0) == (report["status"], report["exit_status"], failure["code"], failure["rank"])
     assert failure["cause"].startswith("took the weights with it: it was killed because it made no progress for 5")
     assert ("hung", "localhost", "member") == (failure["class"], failure["host"], failure["role"])
-    assert "stranded" == run.journal("stranded")[-1]["what"]

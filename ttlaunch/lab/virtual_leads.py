@@ -23,7 +23,7 @@ from ttlaunch.membership.messages import Begin
 
 @dataclass
 class _Leader:
-    """What a member is about.
+    """How far a member is.
 
     Attributes:
         begun: The last step that it has begun, in any epoch.
@@ -167,7 +167,7 @@ class StepsAhead:
         if missing > (0 if one.step == self._last_step else self._clock_gap):
             return
         one.waits = False
-        process.reported = one.step if self._members.hears(number) else process.reported
+        self._members.note_reported(number, one.step)
         self._members.report(number)
         self._members.on_step()
         # What follows comes after faults of this step, which may end or stop the member.

@@ -336,6 +336,11 @@ class VirtualMembers:
 
     # What members report of their work
 
+    def note_reported(self, number: int, step: int) -> None:
+        """Note the last step of a member, unless it is cut off from the launcher."""
+        if self.hears(number):
+            self.processes[number].reported = step
+
     def end_run(self, number: int) -> None:
         """Let a member report that it has made the last step."""
         process = self.processes[number]

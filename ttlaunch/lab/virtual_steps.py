@@ -228,7 +228,7 @@ class StepsTogether:
                 self._missed[number] = self._missed.get(number, 0) + 1
                 continue
             process.state = worker.end_step(worker.apply(process.state))
-            process.reported = making.step if self._members.hears(number) else process.reported
+            self._members.note_reported(number, making.step)
         blocks = {number: (block,) for number, block in zip(begin.numbers, begin.blocks, strict=True)}
         nothing: Mapping[int, Sequence[Leaves]] = dict.fromkeys(begin.numbers, ())
         if making.step < self._last_step:

@@ -25,7 +25,7 @@ _ROUNDING = 1e-6  # of a micro-batch: a wait that is shorter is none
 
 @dataclass
 class _Worker:
-    """What a worker is about.
+    """How far a worker is.
 
     Attributes:
         tasks: Those that it has and has not begun.
@@ -180,10 +180,10 @@ class TasksHandedOut:
             self._proceed(number)
 
     def _push(self, number: int) -> None:
-        one, process = self._workers[number], self._members.processes[number]
+        one = self._workers[number]
         one.pushed, one.task, one.awaits = one.task, 0, True
         self._send(number)
-        process.reported = one.pushed if self._members.hears(number) else process.reported
+        self._members.note_reported(number, one.pushed)
         self._members.on_step()
 
     def _send(self, number: int) -> None:
@@ -232,7 +232,7 @@ class TasksHandedOut:
         process, step = self._members.processes[_SERVER], self._members.steps_done + 1
         self._members.note_step(step, usual_s=None)
         process.state = worker.end_step(worker.apply(process.state))
-        process.reported = step if self._members.hears(_SERVER) else process.reported
+        self._members.note_reported(_SERVER, step)
 
     def _give(self, number: int, *, count: int = 1) -> None:
         """Answer with tasks, and weights; a worker without any waits for one, unless no step is left."""
