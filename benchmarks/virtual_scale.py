@@ -6,7 +6,7 @@ Folded: recipes on 8, 32 and 64 workers, with and without a slow rank. The times
 ranks that all run their own code.
 
 Size: 3 steps of 1,024 workers within 60 s and 2 GB, of 10,000 within 120 s, both in processor time; with 1,024, the bytes of each pair of
-ranks have to be those of the recipe's formula. `zero` is measured with 1,024 alone. `--recipe` chooses recipes, for these too.
+ranks have to be those of the recipe's formula. `--recipe` chooses recipes, for these too.
 
 Curves: each worker has the same work whatever their number, 20 GFLOP a step at 50 GFLOP/s, with 10 Gbit/s and 50 µs between any two ranks. A recipe
 stops scaling where less than half of the slowest rank's step is computing. `--write` writes the numbers, the picture and the page of the
@@ -36,11 +36,9 @@ SIZES = (2, 8, 32, 128, 1024, 10_000)
 SIZES_OF_FOLDS = (8, 32, 64)
 FOLDS = ("data_parallel", "local_sgd", "diloco", "classic_dp", "tensor_parallel", "pipeline_parallel")
 REPEATED = ("hierarchical_parallel", "sync_ps")
-SHARES = ("zero",)
-OTHERS = (*SHARES, *REPEATED)
+OTHERS = ("zero", *REPEATED)
 COMPARED = (*FOLDS, *OTHERS)
 CHECKED = ("data_parallel", "tensor_parallel", "pipeline_parallel", *OTHERS)
-MOST_OF_SHARES = 1024
 MODEL = (
     "transformer_config={num_blocks: 4, num_heads: 4, embedding_dim: 256, max_sequence_length: 128}",
     "checkpoint_config={interval: null}",
@@ -78,7 +76,7 @@ scaling where that is less than half: from there on, more workers add less than 
 
 Where one rank stands for many, or repeats the code of three, 10,000 workers take up to two minutes of processor time. The server of `sync_ps` and the aggregator of `hierarchical_parallel` serve one worker after the other, so no two workers have the same times. They
 [repeat the code of three of them](what-a-prediction-knows.md#code-that-runs-once-times-of-its-own), without threads of their own. Ranks of `zero` own shards of other sizes, and each sends to each. [Those with equal shares have equal times](what-a-prediction-knows.md#shares-of-unequal-size),
-and one of each such class stands for the others; its curve is cut at {most_of_shares:,} workers. `elastic_dp` is left
+and one of each such class stands for the others. `elastic_dp` is left
 out: its workers share no step. `fully_sharded` needs a process for each rank.
 
 Other machines move these points: twice the bandwidth moves them to the right, faster processors to the left. `ttlaunch simulate RECIPE --virtual --what-if` shows where yours are.
@@ -125,25 +123,18 @@ def main() -> int:
             if workers <= options.most:
                 is_met.append(_folds(name, workers, {workers // 3: 1.5} if is_slow else {}))
     if not options.no_limits:
-        is_met += [
-            _is_in_time(name, workers) for name in names for workers in LIMITS_S if workers <= _most(name, options.most)
-        ]
+        is_met += [_is_in_time(name, workers) for name in names for workers in LIMITS_S if workers <= options.most]
     if not options.no_curves:
         names = options.recipe or [*FOLDS, *OTHERS]
         known = {} if options.anew or options.write is None else _read(options.write)
         for name in names:
-            for curve in _curve(name, known.get(name, []), most=_most(name, options.most)):
+            for curve in _curve(name, known.get(name, []), most=options.most):
                 if options.write is not None:
                     _write({name: curve}, options.write)
         if options.write is not None:
             _write({}, options.write)
     print("all met" if all(is_met) else "MISSED")
     return 0 if all(is_met) else 1
-
-
-def _most(name: str, most: int) -> int:
-    """Return with how many workers a recipe is measured at most."""
-    return min(most, MOST_OF_SHARES) if name in SHARES else most
 
 
 def _simulate(name: str, workers: int, conditions: Conditions, *, work: int = 4) -> VirtualRun:
@@ -263,7 +254,7 @@ def _page(curves: dict[str, list[Place]]) -> str:
         ends.setdefault(curves[name][-1].workers, []).append(f"`{name}`")
     told = [f"- to {most:,} workers: {', '.join(ends[most])}" for most in sorted(ends, reverse=True)]
     reasons = "\n".join(f"- {_reason(name, curves[name])}" for name in names)
-    return PAGE.format(table="\n".join(table), reasons=reasons, ends="\n".join(told), most_of_shares=MOST_OF_SHARES)
+    return PAGE.format(table="\n".join(table), reasons=reasons, ends="\n".join(told))
 
 
 def _reason(name: str, places: list[Place]) -> str:

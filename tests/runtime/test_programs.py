@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from ttlaunch.runtime.comm.programs import Compute, Program, Step, repeat
+from ttlaunch.runtime.comm.programs import Author, Compute, Post, Program, Step, repeat
 from ttlaunch.runtime.comm.virtual_clock import Link, VirtualClock
 from ttlaunch.runtime.comm.virtual_fates import Deed, FateOrder, Fates, RankEndedError
 from ttlaunch.runtime.comm.virtual_world import NotAlikeError, VirtualWorld
@@ -147,3 +147,26 @@ def test_code_that_fails_is_left_to_ranks_that_run_all():
 
     with pytest.raises(NotAlikeError, match="LookupError: no such layer"):
         play(other, repeats=True)
+
+
+def test_what_is_sent_has_the_values_it_had_when_it_was_sent():
+    """One copy is kept for a tensor that goes to many ranks, until it changes; a view of the same memory is another tensor."""
+
+    def live(author):
+        numbers = torch.tensor([1, 2])
+        for dest in (1, 2):
+            author.communicator.isend(numbers, dest=dest)
+        numbers[0] = 5
+        author.communicator.isend(numbers, dest=1)
+        author.communicator.isend(numbers[1:], dest=1)
+        with torch.inference_mode():
+            inferred = torch.tensor([7])
+            author.communicator.isend(inferred, dest=1)
+            inferred += 1
+            author.communicator.isend(inferred, dest=1)
+
+    author = Author(0, live, carries=lambda _: True)
+    assert author.go_on() is None
+    sent = [one.values for one in author.deeds if isinstance(one, Post)]
+    assert [[1, 2], [1, 2], [5, 2], [2], [7], [8]] == [values.tolist() for values in sent]
+    assert sent[0] is sent[1]

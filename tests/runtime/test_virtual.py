@@ -325,18 +325,24 @@ def test_a_slow_worker_of_an_asynchronous_server_does_fewer_tasks_and_nobody_wai
     assert [SLOW * 2 * COMPUTE_S] * 2 == pytest.approx(slow["each_s"], rel=0.02)
 
 
+_SMALL = {"embedding_dim": 8, "num_heads": 1, "max_sequence_length": 16}
+
+
 @pytest.mark.parametrize(
-    ("ranks", "stage", "is_tied"),
+    ("ranks", "stage", "model"),
     [
-        pytest.param(14, 3, True, id="tied"),
-        pytest.param(14, 0, False, marks=pytest.mark.slow, id="stage 0"),
-        pytest.param(14, 1, False, marks=pytest.mark.slow, id="stage 1"),
-        pytest.param(40, 3, False, marks=pytest.mark.slow, id="shares without a part of some layers"),
+        pytest.param(14, 3, {"tie_embeddings": True}, id="tied"),
+        pytest.param(14, 0, {}, marks=pytest.mark.slow, id="stage 0"),
+        pytest.param(14, 1, {}, marks=pytest.mark.slow, id="stage 1"),
+        pytest.param(40, 3, {}, marks=pytest.mark.slow, id="shares without a part of some layers"),
+        pytest.param(
+            55, 3, _SMALL, marks=pytest.mark.slow, id="a layer of which no rank has a part whose code runs first"
+        ),
     ],
 )
-def test_ranks_with_equal_shares_of_a_model_have_exactly_the_times_of_ranks_that_all_run(ranks, stage, is_tied):
+def test_ranks_with_equal_shares_of_a_model_have_exactly_the_times_of_ranks_that_all_run(ranks, stage, model):
     """With a slow rank, whose times no other one has."""
-    sections = {"zero_config": {"stage": stage}, "transformer_config": {"tie_embeddings": is_tied}}
+    sections = {"zero_config": {"stage": stage}, "transformer_config": model}
     folded, every = (
         simulated("zero", ["worker"] * ranks, micro_batches=ranks, slow={"4": 1.5}, fold=fold, sections=sections)
         for fold in (True, False)

@@ -13,7 +13,7 @@ from ttlaunch.membership.messages import Share
 from ttlaunch.runtime.audit.auditor import Auditor
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState, HeldSlots, held_tensors
 from ttlaunch.runtime.checkpoint.digests import ReplicaDigests
-from ttlaunch.runtime.comm.counting import CountingCommunicator
+from ttlaunch.runtime.comm.counting import counting
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.data.batches import TrainingData
@@ -81,7 +81,7 @@ class RankContext:
         self.step = self.steps_done = checkpoints.steps_done if checkpoints else 0
         self._world, self._counts_steps = world, False
         self.traffic = traffic or TrafficCounter()
-        self._communicator = CountingCommunicator(communicator, self.traffic)
+        self._communicator = counting(communicator, self.traffic)
         self._records, self._corpus = records, corpus
         self._data: TrainingData | None = None
         self._checkpoints, self._digests = checkpoints, digests

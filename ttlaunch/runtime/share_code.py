@@ -7,9 +7,9 @@ from torch import Tensor
 from ttlaunch.runtime.alike import first_classes
 from ttlaunch.runtime.comm.class_programs import ClassPrograms, classes_of_shares, follow
 from ttlaunch.runtime.comm.class_world import ClassWorld
-from ttlaunch.runtime.comm.few_authors import run_authors
+from ttlaunch.runtime.comm.few_authors import FewAuthors
 from ttlaunch.runtime.comm.programs import Step
-from ttlaunch.runtime.comm.share_rules import Code, Forms, sections_of
+from ttlaunch.runtime.comm.share_rules import Code, Forms, Section, sections_of
 from ttlaunch.runtime.comm.turns import Script
 from ttlaunch.runtime.comm.virtual_world import Classes
 from ttlaunch.runtime.hollow import Found
@@ -45,27 +45,32 @@ def programs_of_shares(
     Raises:
         NotAlikeError: No rule says what ranks do whose code does not run.
 
-    Cost: the code of one rank of small groups, and of three of each large one.
+    Cost: the code of one rank of small groups, of three of each large one, and of more where these three leave out messages that others have.
     """
     groups, forms = first_classes(roles, differences), Forms()
+    few, written = FewAuthors(groups), dict[Rank, Sequence[Section]]()
     chosen = [ranks if len(ranks) < _LEAST else (ranks[0], ranks[len(ranks) // 2], ranks[-1]) for ranks in groups]
-    authors = {
-        rank: author_of(rank, live, carries=carries, flops_per_s=flops_per_s, known=known)
-        for ranks in chosen
-        for rank in ranks
-    }
-    try:
-        run_authors(authors, groups)
-    finally:
-        for author in authors.values():
-            author.close()
-    codes = []
-    for ranks, few in zip(groups, chosen, strict=True):
-        role = [Rank(rank) for rank, name in enumerate(roles) if name == roles[ranks[0]]]
-        written = {rank: sections_of(authors.pop(rank), forms) for rank in few}
-        codes.append(Code(ranks, written, role=role, size=len(roles)))
+    more = [rank for ranks in chosen for rank in ranks]
+    while more:
+        authors = {rank: author_of(rank, live, carries=carries, flops_per_s=flops_per_s, known=known) for rank in more}
+        try:
+            few.run(authors)
+        finally:
+            for author in authors.values():
+                author.close()
+        for rank in more:
+            written[rank] = sections_of(authors[rank], forms)
+            authors.pop(rank).deeds.clear()  # a million, which nobody reads any more
+        codes = [_code_of(ranks, written, roles) for ranks in groups]
+        more = [rank for code in codes for rank in code.not_covered()]
     classes = classes_of_shares(codes, others)
     return classes, ClassPrograms(codes, classes, forms)
+
+
+def _code_of(ranks: Sequence[Rank], written: Mapping[Rank, Sequence[Section]], roles: Sequence[str]) -> Code:
+    """Return the code of a group, from what some of its ranks do."""
+    role = [Rank(rank) for rank, name in enumerate(roles) if name == roles[ranks[0]]]
+    return Code(ranks, {rank: written[rank] for rank in ranks if rank in written}, role=role, size=len(roles))
 
 
 def run_programs(programs: ClassPrograms, world: ClassWorld, timed: Mapping[Rank, TimedSteps]) -> None:

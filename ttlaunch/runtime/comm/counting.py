@@ -157,6 +157,13 @@ class CountingCommunicator:
         return trace if trace is not None and trace.is_open else None
 
 
+def counting(communicator: Communicator, traffic: TrafficCounter) -> CountingCommunicator:
+    """Return a communicator that counts what goes through another one, or that one itself if it has its own way to count."""
+    return (
+        communicator if isinstance(communicator, CountingCommunicator) else CountingCommunicator(communicator, traffic)
+    )
+
+
 class _Entry:
     """A transfer in the flight recorder: an operation that begins it, and one that waits for it."""
 

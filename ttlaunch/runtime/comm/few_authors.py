@@ -38,61 +38,63 @@ class _Told:
     open: dict[int, tuple[_Line, int]] = field(default_factory=dict)
 
 
-def run_authors(authors: Mapping[Rank, Author], groups: Sequence[Sequence[Rank]]) -> None:
-    """Run the code of some ranks to its end.
+class FewAuthors:
+    """Ranks whose code runs, or has run."""
 
-    Args:
-        authors: By rank.
-        groups: All ranks, in groups with the same code; of each, one rank or more has an author.
+    def __init__(self, groups: Sequence[Sequence[Rank]]) -> None:
+        """Run nothing yet.
 
-    Raises:
-        NotAlikeError: Code has failed, or waits for values that cannot be read off.
-
-    Cost: that of the code, with the threads of all authors at once, of which one runs at any time.
-    """
-    run = _Run(authors, groups)
-    while run.left:
-        if not sum(run.go_on(rank) for rank in sorted(run.left)):  # all of them, not only the first that can
-            raise NotAlikeError("ranks wait for values that no rank sends whose code runs")
-    run.check()
-
-
-class _Run:
-    """Authors on their way.
-
-    Attributes:
-        left: Those that have not come to their end.
-    """
-
-    def __init__(self, authors: Mapping[Rank, Author], groups: Sequence[Sequence[Rank]]) -> None:
-        self.left = set(authors)
-        self._authors = authors
-        self._told = {rank: _Told() for rank in authors}
+        Args:
+            groups: All ranks, in groups with the same code.
+        """
+        self._left = set[Rank]()  # those that have not come to their end
+        self._authors: dict[Rank, Author] = {}
+        self._told: dict[Rank, _Told] = {}
         self._sent: dict[_Line, list[Tensor]] = defaultdict(list)
         self._given: dict[tuple[int, Rank, int, int], Tensor] = {}  # by group, receiver, tag and place on the line
         self._waits: dict[Rank, int] = {}
         self._group_of = {rank: place for place, ranks in enumerate(groups) for rank in ranks}
-        self._known = [[rank for rank in ranks if rank in authors] for ranks in groups]
+        self._known: list[list[Rank]] = [[] for _ in groups]
 
-    def go_on(self, rank: Rank) -> bool:
+    def run(self, authors: Mapping[Rank, Author]) -> None:
+        """Run the code of some ranks to its end.
+
+        Args:
+            authors: By rank; one rank or more of each group has an author here, or had one in an earlier call.
+
+        Raises:
+            NotAlikeError: Code has failed, or waits for values that cannot be read off.
+
+        Cost: that of the code, with the threads of all authors at once, of which one runs at any time.
+        """
+        self._left |= authors.keys()
+        self._authors |= authors
+        for rank in authors:
+            self._told[rank] = _Told()
+            self._known[self._group_of[rank]].append(rank)
+        while self._left:
+            if not sum(self._go_on(rank) for rank in sorted(self._left)):  # all of them, not only the first that can
+                raise NotAlikeError("ranks wait for values that no rank sends whose code runs")
+        self._check()
+
+    def _go_on(self, rank: Rank) -> bool:
         """Hand over what an author waits for, and run it on; False if that is not there."""
         author, told = self._authors[rank], self._told[rank]
-        for number, (line, place) in list(told.open.items()):
-            values = self._values(line, place, author.expected(number))
-            if values is not None:
-                author.receive(number, values)
-                del told.open[number]
+        found = {number: self._values(*told.open[number], author.expected(number)) for number in told.open}
+        arrived = {number: values for number, values in found.items() if values is not None}
+        author.receive_all(arrived.items())
+        told.open = {number: line for number, line in told.open.items() if number not in arrived}
         if self._waits.get(rank) in told.open:
             return False
         waits_for = author.go_on()
         self._read(author, told)
         if waits_for is None:
-            self.left.discard(rank)
+            self._left.discard(rank)
         else:
             self._waits[rank] = waits_for
         return True
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise `NotAlikeError` if ranks of a group have sent different values where those of one were taken for all."""
         for (group, receiver, tag, place), values in self._given.items():
             for rank in self._known[group]:

@@ -12,7 +12,7 @@ arrived by now is not repeated, since the answer depends on the time. Whatever e
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -124,6 +124,13 @@ class Author:
         self._count = 0  # of transfers
         self._tensors: dict[int, Tensor] = {}  # those of receives whose values matter, and are not there
         self._known = set[int]()  # the receives whose values are there
+        self._forms: dict[tuple[torch.dtype, torch.Size], Form] = {}
+        nothing = torch.empty(0)
+        self._copy: tuple[Tensor, int | None, Tensor] = (
+            nothing,
+            0,
+            nothing,
+        )  # what was sent last, its version, its values
         self._error: BaseException | None = None
         self._has_begun = self._is_over = False
         self._goes_on, self._stands = threading.Lock(), threading.Lock()
@@ -172,11 +179,16 @@ class Author:
 
     def receive(self, number: int, values: Tensor) -> None:
         """Hand over the values of a message for which the code waits."""
-        tensor = self._tensors.pop(number, None)
-        if tensor is not None:
-            with _disable_current_modes():
+        with _disable_current_modes():
+            self.receive_all([(number, values)])
+
+    def receive_all(self, found: Iterable[tuple[int, Tensor]]) -> None:
+        """Hand over the values of several messages, by their numbers; call this in a thread that computes as usual."""
+        for number, values in found:
+            tensor = self._tensors.pop(number, None)
+            if tensor is not None:
                 tensor.copy_(values)
-        self._known.add(number)
+            self._known.add(number)
 
     def close(self) -> None:
         """End the thread if the code has not come to its end."""
@@ -203,16 +215,27 @@ class Author:
         """Write down that a transfer begins."""
         del rank
         has_values, number, values = self._carries(tensor), self._count, None
-        if has_values:  # most messages have none, and leaving the modes takes longer than all else here
-            with _disable_current_modes():
-                own = tensor.detach()
-                if is_send:
-                    values = own.clone()
-                else:
-                    self._tensors[number] = own
-        self.deeds.append(Post(peer, tag, is_send, Form.of(tensor), values, has_values, self.operation()))
+        if has_values and is_send:
+            values = self._copied(tensor)
+        elif has_values:
+            self._tensors[number] = tensor
+        key = tensor.dtype, tensor.shape
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = Form.of(tensor)
+        self.deeds.append(Post(peer, tag, is_send, form, values, has_values, self.operation()))
         self._count += 1
         return Written(self, number, needs_values=has_values and not is_send)
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """Return the values of a tensor: the same copy while it has not changed, since some tensors go to thousands of ranks."""
+        sent, version, values = self._copy
+        now = None if tensor.is_inference() else tensor._version  # noqa: SLF001  nothing else says whether a tensor has changed
+        if sent is not tensor or version != now or now is None:
+            with _disable_current_modes():
+                values = tensor.detach().clone()
+            self._copy = tensor, now, values
+        return values
 
     def wait_any(self, transfers: Sequence["Written"], *, timeout_s: float | None) -> int | None:
         """Refuse code that asks what has arrived."""

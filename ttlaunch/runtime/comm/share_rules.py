@@ -267,8 +267,9 @@ class Code:
         return Waits(keys)
 
     def _find_rules(self, together: Sequence[Row]) -> None:
-        """Find the rule of each key of a row."""
-        for key in {key for row in together for key in row.posts}:
+        """Find the rule of each key of a row; of one at the other end too, which no author may have."""
+        posted = {key for row in together for key in row.posts}
+        for key in posted | {one.other_end for one in posted}:
             stack, other = self._stack(together, key), self._stack(together, key.other_end)
             rule = self._by_own(stack, other) or self._by_peer(stack, other)
             if rule is None:
@@ -306,7 +307,9 @@ class Code:
         own = list(self.ranks)
         for line, rank in zip(other, self._written, strict=True):
             peers[rank] |= bool((line[own] >= 0).any())
-        if not peers.any():  # all authors have empty shares here, so nobody says who gets those of others; that both ends match is checked later
+        if not (
+            stack >= 0
+        ).any():  # all authors have empty shares here, so nobody says who gets those of others; both ends are matched later
             peers[list(self._role)] = True
         for line, rank in zip(stack, self._written, strict=True):
             expected = np.where(peers, forms[rank], _NO_MESSAGE)
@@ -314,6 +317,27 @@ class Code:
             if not (line == expected).all():
                 return None
         return Rule(forms, peers)
+
+    def not_covered(self) -> list[Rank]:
+        """Return ranks, as few as possible, that together have all messages that a rank of the group has, and no author.
+
+        When a rank waits for messages is read off from a rank that has some, so the code of these ranks has to run too.
+        """
+        own = list(self.ranks)
+        posted = {
+            (section.number, key)
+            for sections in self._written.values()
+            for section in sections
+            if isinstance(section, Row)
+            for key in section.posts
+        }
+        left = np.array([rule.forms[own] >= 0 for place, rule in self.rules.items() if place not in posted])
+        found: list[Rank] = []
+        while left.any():
+            best = int(left.sum(axis=0).argmax())
+            found.append(self.ranks[best])
+            left = left[~left[:, best]]
+        return found
 
     def signatures(self) -> Stack:
         """Return for each rank of the group a row of numbers that is equal for ranks with equal shares."""

@@ -87,7 +87,9 @@ class ScatteredGradients:
         self._views: dict[tuple[int, int], list[Tensor]] = {}
         self._sums: list[tuple[range, Tensor]] = []
         self._open: Tensor | None = None
+        self._parts: dict[tuple[int, int], list[tuple[Rank, Tensor]]] = {}  # by layer and address, as the views
         self._buffers: dict[tuple[int, int], Tensor] = {}
+        self._shards: dict[tuple[int, int], Tensor] = {}  # by node and layer: parts of these buffers
         self._scattering: deque[UnderWay] = deque()
         self._gathering: list[Pending] = []
         self._counts: CountsExchange | None = None
@@ -169,11 +171,11 @@ class ScatteredGradients:
         with operation(self._ctx, "gradients", bucket=layer.index):
             # Receives before sends, so that no shard of another rank has to wait inside MPI for a buffer.
             arriving = self._receive(layer, parts)
+            parts_of_nodes = [self._parts_of_others(layer, sum_N) for sum_N in sums]
             sends = [
-                self._ctx.isend(sum_N[layer.within(layer.shards[other])], dest=self._among[other], tag=_GRADIENTS)
-                for other in self._others
-                if layer.shards[other]
-                for sum_N in sums
+                self._ctx.isend(part, dest=dest, tag=_GRADIENTS)
+                for of_nodes in zip(*parts_of_nodes, strict=True)
+                for dest, part in of_nodes
             ]
         self._scattering.append(UnderWay(layer, arriving, sends, sums))
         if len(self._scattering) > _LAG:
@@ -212,7 +214,7 @@ class ScatteredGradients:
         size = len(layer.shards[self._owned.place])
 
         def receive(other: int, leaves: range) -> tuple[Tensor, Pending]:
-            buffer = self._shard_buffer(leaves.start, layer)[:size]
+            buffer = self._shard_buffer(leaves.start, layer, size)
             return buffer, self._ctx.irecv(buffer, source=self._among[other], tag=_GRADIENTS)
 
         return begin_receives(self._nodes, parts, place=self._owned.place, receive=receive if size else None)
@@ -262,11 +264,26 @@ class ScatteredGradients:
     def _give_back(self, buffers: Sequence[Tensor]) -> None:
         self._free += [self._made[one.data_ptr()] for one in buffers if one.data_ptr() in self._made]
 
-    def _shard_buffer(self, node: int, layer: Layer) -> Tensor:
+    def _parts_of_others(self, layer: Layer, sum_N: Tensor) -> list[tuple[Rank, Tensor]]:
+        """Return the shards of a buffer that others own, and who: always the same, since there are few buffers."""
+        key = (layer.index, sum_N.data_ptr())
+        if key not in self._parts:
+            self._parts[key] = [
+                (self._among[other], sum_N[layer.within(layer.shards[other])])
+                for other in self._others
+                if layer.shards[other]
+            ]
+        return self._parts[key]
+
+    def _shard_buffer(self, node: int, layer: Layer, size: int) -> Tensor:
         """Return a buffer for a shard of another rank's node: always the same, so the transport can reuse its requests."""
         # At most `_LAG + 1` layers are under way, so layers that use the same buffer never are at the same time.
         key = (node, layer.index % (_LAG + 1))
-        if key not in self._buffers:
-            size = max(len(one.shards[self._owned.place]) for one in self._owned.layout.layers)
-            self._buffers[key] = self._owned.grads_N.new_empty(size)
-        return self._buffers[key]
+        whole = self._buffers.get(key)
+        if whole is None:
+            most = max(len(one.shards[self._owned.place]) for one in self._owned.layout.layers)
+            whole = self._buffers[key] = self._owned.grads_N.new_empty(most)
+        part = self._shards.get((node, layer.index))
+        if part is None:
+            part = self._shards[node, layer.index] = whole[:size]
+        return part

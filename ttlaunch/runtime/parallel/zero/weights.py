@@ -67,6 +67,7 @@ class GatheredWeights:
         self._has: dict[int, int] = {}  # layer to the version that this rank has whole
         self._coming: dict[int, list[Pending]] = {}
         self._published: list[Pending] = []
+        self._buffers: dict[int, list[tuple[Rank, Tensor]]] = {}  # by layer; the memory of a layer stays the same
         self._slots = self._share_memory(model) if owned.shares_parameters else []
         model.head_has_copy = owned.shares_parameters
         self._hook = model.register_forward_pre_hook(self._check, with_kwargs=True)
@@ -187,18 +188,25 @@ class GatheredWeights:
                 whole[layer.within(values)] = part
         else:
             whole = self._owned.weights_N[layer.values.start : layer.values.stop]
-        messages = []
+        if layer.index not in self._buffers:
+            self._buffers[layer.index] = self._parts_of_others(layer, whole)
         with operation(self._ctx, "weights", bucket=layer.index):
-            for other in self._others:
-                parts = [layout.kept(layer, other)]
-                parts += [layout.use_again(layer, layer.shards[other])[0]] if self._slots else []
-                for values in filter(None, parts):
-                    buffer = whole[layer.within(values)]
-                    messages.append(self._ctx.irecv(buffer, source=self._among[other], tag=_WEIGHTS))
+            messages = [
+                self._ctx.irecv(buffer, source=source, tag=_WEIGHTS) for source, buffer in self._buffers[layer.index]
+            ]
             for _, part in mine:
                 others = [self._among[other] for other in self._others] if part.numel() else []
                 messages += [self._ctx.isend(part, dest=other, tag=_WEIGHTS) for other in others]
         self._coming[layer.index] = messages
+
+    def _parts_of_others(self, layer: Layer, whole: Tensor) -> list[tuple[Rank, Tensor]]:
+        """Return where the parts of a layer arrive that others own, and from whom: at stage 3 two parts may come from one rank."""
+        layout, found = self._owned.layout, []
+        for other in self._others:
+            parts = [layout.kept(layer, other)]
+            parts += [layout.use_again(layer, layer.shards[other])[0]] if self._slots else []
+            found += [(self._among[other], whole[layer.within(values)]) for values in parts if values]
+        return found
 
     @torch.no_grad()
     def _share_memory(self, model: Model) -> list[Tensor]:
