@@ -77,7 +77,8 @@ def in_turn(
         now: The clock, in seconds.
 
     Returns:
-        What it has found; None if the copies before have left it less than `_LEAST_PART` of its part.
+        What it has found; None if the copies before have left it less than `_LEAST_PART` of its part, or if it has found something wrong
+        that the first copy has not, such as too few steps in what time was left.
     """
     left = torch.tensor([seconds], dtype=torch.float64)
     if ctx.rank:
@@ -86,6 +87,7 @@ def in_turn(
     if ctx.rank == 0 or left.item() >= _LEAST_PART * seconds / ctx.world_size:
         part = left.item() / (ctx.world_size - ctx.rank)
         found = rehearsing(seconds=part, longest_s=left.item() + seconds)
+        found = None if ctx.rank and found["findings"] else found
     left -= now() - began
     if ctx.rank + 1 < ctx.world_size:
         ctx.send(left, dest=Rank(ctx.rank + 1))
