@@ -18,7 +18,7 @@ A trial of `--fits` takes a random model, and a limit within `NEAR` of what the 
 run fits if the kernel kills no rank. Half of the trials have models that are done in seconds and need 0.2 to 0.8 GB, of which the reserve of `--fits` is a large part;
 the others (`--only large`) need 1 to 6 GB, and take a minute each. Where no such group can be made, the memory of ranks that is no file is sampled 50 times a second.
 
-A trial of a schedule takes a random pipeline with two stages. All schedules are calibrated in turns, and then run in turns. A prediction is right if the
+A trial of a schedule takes a random pipeline with two stages. All schedules are calibrated in turns, and then run in turns, each twice, because of that difference between processes. A prediction is right if the
 schedule whose predicted step is the shortest is the quickest, or nearly. A trial counts as one of time does, by each of its runs.
 
 All trials are in one file, a line each; the next call goes on where it ends.
@@ -67,7 +67,7 @@ MODELS = (
     {"embedding_dim": 256, "max_sequence_length": 64, "num_heads": 8},
 )
 ENDLESS, FEWEST, REHEARSED_S = 100_000, 8, 8.0
-RUNS_IN_TURNS = {1: 3, 2: 1, 4: 1}
+RUNS_IN_TURNS, RUNS_OF_SCHEDULE = {1: 3, 2: 1, 4: 1}, 2
 CROWDED, CROWDED_MODELS = 4, 3
 HALVES, COUNTED = 0.04, 0.7
 INSIDE, TIME_MEAN, TIME_WORST, PEAK_MEAN, PEAK_WORST, PROCESS_WORST = 0.9, 0.05, 0.10, 0.01, 0.03, 0.05
@@ -277,15 +277,20 @@ def schedule_trial(number: int) -> dict[str, Any]:
         return {"kind": "schedule", "refused": refused}
     with ExitStack() as stack:
         runs = {
-            name: stack.enter_context(EndlessRun("pipeline_parallel", ranks=2, values=one))
+            name: [
+                stack.enter_context(EndlessRun("pipeline_parallel", ranks=2, values=one))
+                for _ in range(RUNS_OF_SCHEDULE)
+            ]
             for name, one in values.items()
         }
+        every = [run for some in runs.values() for run in some]
         take_turns(
-            [one.command for one in runs.values()],
-            lambda: all(is_enough(one) for one in runs.values()),
-            step_s=lambda: max(one.step_s() for one in runs.values()),
+            [one.command for one in every],
+            lambda: all(is_enough(one) for one in every),
+            step_s=lambda: max(one.step_s() for one in every),
         )
-        found = {name: max(one.measured(), key=lambda rank: rank.median, default=None) for name, one in runs.items()}
+        measured = {name: pooled([run.measured() for run in some]) for name, some in runs.items()}
+        found = {name: max(ranks, key=lambda rank: rank.median, default=None) for name, ranks in measured.items()}
     slowest = {name: one for name, one in found.items() if one is not None and min(map(len, one.steps)) >= FEWEST}
     if len(slowest) < len(values):
         return {"kind": "schedule", "refused": "a run made too few steps"}

@@ -19,6 +19,8 @@ from ttlaunch.runtime.world import Rank
 
 _LEAST = 4
 """The code of three ranks of a group runs, so smaller groups gain nothing."""
+_MOST_ROUNDS = 4
+"""So often, more code runs of ranks with messages that no other one has; what then is not known shows in messages that do not match."""
 
 
 def programs_of_shares(
@@ -51,7 +53,7 @@ def programs_of_shares(
     few, written = FewAuthors(groups), dict[Rank, Sequence[Section]]()
     chosen = [ranks if len(ranks) < _LEAST else (ranks[0], ranks[len(ranks) // 2], ranks[-1]) for ranks in groups]
     more = [rank for ranks in chosen for rank in ranks]
-    while more:
+    for _ in range(_MOST_ROUNDS):
         authors = {rank: author_of(rank, live, carries=carries, flops_per_s=flops_per_s, known=known) for rank in more}
         try:
             few.run(authors)
@@ -63,6 +65,8 @@ def programs_of_shares(
             authors.pop(rank).deeds.clear()  # a million, which nobody reads any more
         codes = [_code_of(ranks, written, roles) for ranks in groups]
         more = [rank for code in codes for rank in code.not_covered()]
+        if not more:
+            break
     classes = classes_of_shares(codes, others)
     return classes, ClassPrograms(codes, classes, forms)
 

@@ -126,11 +126,8 @@ class Author:
         self._known = set[int]()  # the receives whose values are there
         self._forms: dict[tuple[torch.dtype, torch.Size], Form] = {}
         nothing = torch.empty(0)
-        self._copy: tuple[Tensor, int | None, Tensor] = (
-            nothing,
-            0,
-            nothing,
-        )  # what was sent last, its version, its values
+        # What was sent last, its version, and its values.
+        self._copy: tuple[Tensor, int | None, Tensor] = nothing, 0, nothing
         self._error: BaseException | None = None
         self._has_begun = self._is_over = False
         self._goes_on, self._stands = threading.Lock(), threading.Lock()
@@ -187,7 +184,7 @@ class Author:
         for number, values in found:
             tensor = self._tensors.pop(number, None)
             if tensor is not None:
-                tensor.copy_(values)
+                tensor.detach().copy_(values)
             self._known.add(number)
 
     def close(self) -> None:

@@ -307,9 +307,8 @@ class Code:
         own = list(self.ranks)
         for line, rank in zip(other, self._written, strict=True):
             peers[rank] |= bool((line[own] >= 0).any())
-        if not (
-            stack >= 0
-        ).any():  # all authors have empty shares here, so nobody says who gets those of others; both ends are matched later
+        if not (stack >= 0).any():
+            # All authors have empty shares here, so nobody says who gets those of others; that both ends match is checked later.
             peers[list(self._role)] = True
         for line, rank in zip(stack, self._written, strict=True):
             expected = np.where(peers, forms[rank], _NO_MESSAGE)
@@ -323,7 +322,7 @@ class Code:
 
         When a rank waits for messages is read off from a rank that has some, so the code of these ranks has to run too.
         """
-        own = list(self.ranks)
+        own = [rank for rank in self.ranks if rank not in self._written]
         posted = {
             (section.number, key)
             for sections in self._written.values()
@@ -335,7 +334,7 @@ class Code:
         found: list[Rank] = []
         while left.any():
             best = int(left.sum(axis=0).argmax())
-            found.append(self.ranks[best])
+            found.append(own[best])
             left = left[~left[:, best]]
         return found
 
