@@ -161,7 +161,7 @@ def test_a_peer_that_proves_another_name_than_the_opener_looks_for_learns_no_sec
 
 
 def test_strangers_who_are_silent_or_speak_something_else_do_not_hold_up_a_peer(tmp_path, monkeypatch):
-    """Who is sent away for the next one is drawn by lot, so any two of those that are silent may stay."""
+    """With room for three at the door, a newcomer makes the door close one connection drawn by lot: of nine strangers, at least seven lose theirs."""
     monkeypatch.setattr(doors, "_MOST_KNOCKING", 3)
     own, friend, _ = of_one_run()
 
